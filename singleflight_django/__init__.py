@@ -1,0 +1,7 @@
+"""Answer two identical requests at once with one execution: reject, skip or coalesce the second."""
+
+from singleflight_django.decorators import semaphore_lock
+from singleflight_django.exceptions import LeaseConflictError
+from singleflight_django.mixins import SemaphoreLockMixin
+
+__all__ = ["LeaseConflictError", "SemaphoreLockMixin", "semaphore_lock"]

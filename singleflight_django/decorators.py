@@ -1,0 +1,249 @@
+"""``semaphore_lock``: a decorator for views, and a context manager for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial, wraps
+from inspect import isawaitable
+from types import TracebackType
+from typing import Any, Literal, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+
+from singleflight_django.conf import conf
+from singleflight_django.drivers import arun, run
+from singleflight_django.exceptions import LeaseConflictError, SingleFlightError
+from singleflight_django.guards import UNSAFE_METHODS, Lock, LockOptions, OnConflict, Seconds
+from singleflight_django.holding import interrupted, outlives
+from singleflight_django.lease import Lease
+from singleflight_django.locking import acquire, release
+from singleflight_django.placement import (
+    dispatches_async,
+    expose,
+    refuse_misplaced,
+    split,
+    view_name,
+)
+
+_View = TypeVar("_View", bound=Callable[..., Any])
+
+
+class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own decorators
+    """One caller enters; a concurrent duplicate is a conflict.
+
+    On a view: ``@semaphore_lock(key="lesson:<uuid>")`` answers a conflict with 429, with 204 if
+    ``on_conflict="skip"``, or with what a callable ``on_conflict(request, conflict)`` returns.
+    Elsewhere: ``with semaphore_lock("import:7") as lease:`` (or ``async with``) raises
+    LeaseConflictError, or with ``on_conflict="yield"`` enters with ``lease.acquired`` False.
+
+    ``key``: a template such as ``"lesson:<uuid>"``; a callable ``(request, *args, **kwargs)`` that
+    returns a str or a tuple (one key) or a list (several keys, all or none); or a list of these.
+    ``ttl``: life of the lease in seconds, without renewal: the net for a crash (SINGLEFLIGHT_TTL).
+    ``namespace``: keeps keys apart that happen to be the same text.
+    ``wait``: how many seconds to wait for the lease before it is a conflict.
+    ``limit``: how many may hold it at once.
+    ``methods``: HTTP methods that are guarded; the others pass.
+    ``renew``, ``max_hold``: whether the lease is renewed while the work goes on, and for how many
+    seconds at most (SINGLEFLIGHT_MAX_HOLD).
+    ``observe``: refuse nothing, only tell what would have been refused.
+    ``cache``: the alias of the cache that keeps the leases (SINGLEFLIGHT_CACHE).
+    ``on_store_error``: ``"reject"`` answers 503 when the store is away, ``"proceed"`` runs
+    unprotected and says so.
+
+    Raises TypeError or ValueError for options that can't work; NestedFlightError where the same
+    context holds the key already; in a ``with`` also LeaseConflictError and StoreUnavailableError.
+    """
+
+    def __init__(
+        self,
+        key: Any,
+        *,
+        ttl: Seconds | None = None,
+        namespace: str = "semaphore_lock",
+        on_conflict: Literal["reject", "skip", "yield"] | OnConflict = "reject",
+        wait: Seconds = 0,
+        limit: int = 1,
+        methods: tuple[str, ...] = UNSAFE_METHODS,
+        renew: bool = True,
+        max_hold: Seconds | None = None,
+        observe: bool = False,
+        cache: str | None = None,
+        on_store_error: Literal["reject", "proceed"] = "reject",
+    ) -> None:
+        options = LockOptions(
+            ttl, namespace, on_conflict, wait, limit, methods, renew, max_hold, observe, cache,
+            on_store_error,
+        )  # fmt: skip
+        self._lock = Lock(key, options)
+        self._entered: list[Lease] = []
+
+    def __call__(self, view: _View) -> _View:
+        """Guard ``view``."""
+        if isinstance(view, type):
+            raise TypeError(
+                "semaphore_lock can't decorate a class: use "
+                '@method_decorator(semaphore_lock(...), name="post") or SemaphoreLockMixin.'
+            )
+        if self._lock.options.on_conflict == "yield":
+            raise ValueError('on_conflict="yield" is for `with`: a view uses "reject" or "skip".')
+        return lock_view(view, self._lock)
+
+    def __enter__(self) -> Lease:
+        keys = self._keys()
+        if conf.SINGLEFLIGHT_ENABLED is False:
+            return self._enter(self._lock.unprotected(keys))
+        lease = self._lock.lease(keys)
+        try:
+            run(acquire(lease, self._lock.options.terms()), lease.store)
+        except SingleFlightError as error:
+            lease = self._excuse(error, lease, keys)
+        return self._enter(lease)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lease = self._leave()
+        run(release(lease), lease.store)
+
+    async def __aenter__(self) -> Lease:
+        keys = self._keys()
+        if conf.SINGLEFLIGHT_ENABLED is False:
+            return self._enter(self._lock.unprotected(keys))
+        lease = self._lock.lease(keys)
+        try:
+            await arun(acquire(lease, self._lock.options.terms()), lease.store)
+        except SingleFlightError as error:
+            lease = self._excuse(error, lease, keys)
+        return self._enter(lease)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lease = self._leave()
+        if error is None or not interrupted(error, lease):
+            await arun(release(lease), lease.store)
+
+    def _keys(self) -> tuple[str, ...]:
+        if self._lock.options.on_conflict not in ("reject", "yield"):
+            raise ValueError(
+                'In a `with` on_conflict is "reject" (LeaseConflictError) or "yield" (look at '
+                "lease.acquired): there is no response to answer with."
+            )
+        return self._lock.spec.static_keys()
+
+    def _excuse(self, error: SingleFlightError, lease: Lease, keys: tuple[str, ...]) -> Lease:
+        """Return the lease to enter with in spite of ``error``, or raise it."""
+        if self._lock.goes_on_without(error):
+            return self._lock.unprotected(keys)
+        if isinstance(error, LeaseConflictError) and self._lock.options.on_conflict == "yield":
+            return lease
+        raise error
+
+    # One object may be entered by many threads and tasks: each finds its own lease in its context.
+    def _enter(self, lease: Lease) -> Lease:
+        self._entered.append(lease)
+        _entered.set((*_entered.get(), (self, lease)))
+        return lease
+
+    def _leave(self) -> Lease:
+        stack = _entered.get()
+        mine = [entry for entry in stack if entry[0] is self and entry[1] in self._entered]
+        # Left in another context than entered in, by whoever closed the generator around it: of the
+        # leases of this one key, take the one that least can be somebody else's.
+        lease = mine[-1][1] if mine else min(self._entered, key=lambda lease: lease.held)
+        self._entered.remove(lease)
+        _entered.set(tuple(entry for entry in stack if entry[1] is not lease))
+        return lease
+
+
+_entered: ContextVar[tuple[tuple[semaphore_lock, Lease], ...]] = ContextVar(
+    "singleflight_entered", default=()
+)
+
+
+def lock_view(view: _View, lock: Lock) -> _View:
+    """Return ``view`` guarded by ``lock``: of the same colour, with the same attributes."""
+    refuse_misplaced(view)
+    lock.view = lock.view or view_name(view)
+
+    def unguarded(request: HttpRequest) -> bool:
+        return conf.SINGLEFLIGHT_ENABLED is False or request.method not in lock.options.methods
+
+    async def ainner(*args: Any, **kwargs: Any) -> Any:
+        request, rest = split(args)
+        if unguarded(request):
+            return await view(*args, **kwargs)
+        return await aguarded(partial(view, *args, **kwargs), lock, request, rest, kwargs)
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        request, rest = split(args)
+        if unguarded(request):
+            return view(*args, **kwargs)
+        enter = aguarded if dispatches_async(view, args) else guarded
+        return enter(partial(view, *args, **kwargs), lock, request, rest, kwargs)
+
+    return cast(_View, wraps(view)(ainner if iscoroutinefunction(view) else inner))
+
+
+def guarded(
+    call: Callable[[], Any], lock: Lock, request: Any, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """Call a view under its lease, or return what refuses the request."""
+    lease = None
+    try:
+        keys = lock.spec.keys(request, args, kwargs)
+        lease = lock.lease(keys)
+        run(acquire(lease, lock.options.terms()), lease.store)
+    except SingleFlightError as error:
+        if not lock.goes_on_without(error):
+            return lock.refusal(request, error)
+        lease = lock.unprotected(lease.keys if lease else ("?",))
+    expose(request, lease)
+    try:
+        response = call()
+    except BaseException:
+        run(release(lease), lease.store)
+        raise
+    if isawaitable(response):
+        return _awaited(response, lease, request)
+    if not outlives(response, lease, request):
+        run(release(lease), lease.store)
+    return response
+
+
+async def aguarded(
+    call: Callable[[], Any], lock: Lock, request: Any, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """See guarded()."""
+    lease = None
+    try:
+        keys = await lock.spec.akeys(request, args, kwargs)
+        lease = lock.lease(keys)
+        await arun(acquire(lease, lock.options.terms()), lease.store)
+    except SingleFlightError as error:
+        if not lock.goes_on_without(error):
+            return await lock.arefusal(request, error)
+        lease = lock.unprotected(lease.keys if lease else ("?",))
+    expose(request, lease)
+    return await _awaited(call(), lease, request)
+
+
+async def _awaited(response: Any, lease: Lease, request: Any) -> Any:
+    try:
+        if isawaitable(response):
+            response = await response
+    except BaseException as error:
+        if not interrupted(error, lease):
+            await arun(release(lease), lease.store)
+        raise
+    if not outlives(response, lease, request):
+        await arun(release(lease), lease.store)
+    return response

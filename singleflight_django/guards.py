@@ -1,0 +1,165 @@
+"""What the decorator, the context manager and the mixin share: when to lock, and what a refusal says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from inspect import isawaitable
+from typing import Any
+
+from django.http import HttpRequest
+
+from singleflight_django import signals
+from singleflight_django.conf import conf, seconds
+from singleflight_django.exceptions import (
+    LeaseConflictError,
+    SingleFlightError,
+    StoreUnavailableError,
+)
+from singleflight_django.keys import KeySpec
+from singleflight_django.lease import Lease
+from singleflight_django.locking import Terms
+from singleflight_django.parts import qualify
+from singleflight_django.responses import ANSWERED, aproblem, problem, skip
+from singleflight_django.stores.registry import get_store
+
+Seconds = float | timedelta
+OnConflict = Callable[[HttpRequest, LeaseConflictError], Any]
+
+UNSAFE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True)
+class LockOptions:
+    """The options of ``semaphore_lock``, checked. None stands for the setting, read at use."""
+
+    ttl: Seconds | None = None
+    namespace: str = "semaphore_lock"
+    on_conflict: str | OnConflict = "reject"
+    wait: Seconds = 0
+    limit: int = 1
+    methods: tuple[str, ...] = UNSAFE_METHODS
+    renew: bool = True
+    max_hold: Seconds | None = None
+    observe: bool = False
+    cache: str | None = None
+    on_store_error: str = "reject"
+
+    def __post_init__(self) -> None:
+        for name, zero in (("ttl", False), ("max_hold", False), ("wait", True)):
+            value = getattr(self, name)
+            if value is not None or name == "wait":
+                object.__setattr__(self, name, seconds(value, name, zero=zero))
+        if not isinstance(self.namespace, str) or not self.namespace:
+            raise ValueError(f"namespace must be a non-empty str, not {self.namespace!r}.")
+        if type(self.limit) is not int or self.limit < 1:
+            raise ValueError(f"limit must be a whole number of 1 or more, not {self.limit!r}.")
+        object.__setattr__(self, "methods", checked_methods(self.methods))
+        if not callable(self.on_conflict):
+            check_choice("on_conflict", self.on_conflict, ("reject", "skip", "yield"))
+        if self.on_store_error == "database":
+            raise ValueError(
+                'on_store_error="database" is not there yet: use "reject" or "proceed".'
+            )
+        check_choice("on_store_error", self.on_store_error, ("reject", "proceed"))
+
+    def terms(self) -> Terms:
+        """How the lease is asked for."""
+        assert isinstance(self.wait, float)
+        return Terms(self.wait, self.limit, conf.SINGLEFLIGHT_POLL_INTERVAL)
+
+
+class Lock:
+    """A key and options: makes leases, and says what happens when one can't be had."""
+
+    def __init__(self, key: Any, options: LockOptions, view: str = "") -> None:
+        self.spec = KeySpec(key)
+        self.options = options
+        self.view = view
+
+    def lease(self, keys: tuple[str, ...]) -> Lease:
+        """Return a lease for ``keys`` that nobody has asked the store for yet."""
+        options = self.options
+        ttl, max_hold = options.ttl, options.max_hold
+        if max_hold is None and options.renew:
+            max_hold = conf.SINGLEFLIGHT_MAX_HOLD
+        return Lease(
+            get_store(options.cache),
+            self._qualified(keys),
+            float(conf.SINGLEFLIGHT_TTL if ttl is None else ttl),  # type: ignore[arg-type]
+            max_hold=max_hold if options.renew else 0.0,  # type: ignore[arg-type]
+            emit=self.tell,
+        )
+
+    def unprotected(self, keys: tuple[str, ...]) -> Lease:
+        """Return a lease that no store knows of."""
+        return Lease.unprotected(self._qualified(keys), self.tell)
+
+    def goes_on_without(self, error: SingleFlightError) -> bool:
+        """Whether the work is to run although ``error`` says that the lease could not be had."""
+        if isinstance(error, StoreUnavailableError):
+            reason = signals.STORE_AWAY
+            proceed = self.observing or self.options.on_store_error == "proceed"
+        else:
+            reason = "observe: would have been refused"
+            proceed = self.observing
+        if proceed:
+            signals.emit("unprotected_run", self._facts(error.key, reason=reason))
+        return proceed
+
+    def refusal(self, request: HttpRequest, error: SingleFlightError) -> Any:
+        """Return the response to ``error``; raise it where it is a fault of the code."""
+        if isinstance(error, LeaseConflictError):
+            if callable(self.options.on_conflict):
+                return self.options.on_conflict(request, error)
+            if self.options.on_conflict == "skip":
+                return skip()
+        if not isinstance(error, ANSWERED):
+            raise error
+        return problem(request, error)
+
+    async def arefusal(self, request: HttpRequest, error: SingleFlightError) -> Any:
+        """See refusal()."""
+        if isinstance(error, ANSWERED) and not isinstance(error, LeaseConflictError):
+            return await aproblem(request, error)
+        answer = self.refusal(request, error)
+        return await answer if isawaitable(answer) else answer
+
+    @property
+    def observing(self) -> bool:
+        """Whether nothing is to be refused, only told."""
+        return self.options.observe or conf.SINGLEFLIGHT_ENABLED == "observe"
+
+    def tell(self, name: str, lease: Lease, **facts: Any) -> None:
+        """Emit the event ``name`` about ``lease``."""
+        if signals.heard(name):
+            if lease.acquired and len(lease.keys) == 1:
+                facts["fence"] = lease.fences[lease.keys[0]]
+            signals.emit(name, self._facts(lease.key, **facts))
+
+    def _facts(self, key: str, **facts: Any) -> signals.Facts:
+        return signals.Facts(key, self.options.namespace, self.view, **facts)
+
+    def _qualified(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(qualify(self.options.namespace, key) for key in keys)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise ValueError, naming the choices, if ``value`` is none of them."""
+    if value not in choices:
+        known = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {known}, not {value!r}.")
+
+
+def checked_methods(methods: object) -> tuple[str, ...]:
+    """Return ``methods`` as a tuple; raise if it isn't a collection of upper-case HTTP methods."""
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise TypeError(f'methods must be a tuple like ("POST", "PUT"), not {methods!r}.')
+    checked = tuple(methods)
+    for method in checked:
+        if not isinstance(method, str) or not method.isupper():
+            raise ValueError(f'methods are written like ("POST", "PUT"); {method!r} is not one.')
+    if not checked:
+        raise ValueError("methods is empty: the guard would never be used.")
+    return checked

@@ -1,0 +1,227 @@
+"""The lease: the time-bounded right to run for a key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Literal, Protocol
+
+from singleflight_django.exceptions import LeaseConflictError, LeaseLostError, NestedFlightError
+from singleflight_django.waiting import clock
+
+Emit = Callable[..., None]
+
+
+class LeaseStore(Protocol):
+    """What a lease asks of the store that it lives in; ``stores.base.Store`` has it all."""
+
+    longest_block: float
+
+    def renew(self, claims: Any) -> list[bool]: ...
+
+    def release(self, key: str, token: str) -> bool: ...
+
+    async def arenew(self, claims: Any) -> list[bool]: ...
+
+
+class Lease:
+    """The right to run for one or several keys, for ``ttl`` seconds unless renewed.
+
+    ``acquired`` tells whether this caller got it (in the status form it may not have);
+    ``fences`` has the fencing token of each key.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_done",
+        "_lost",
+        "emit",
+        "expires",
+        "fences",
+        "keys",
+        "max_hold",
+        "since",
+        "store",
+        "token",
+        "ttl",
+    )
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        keys: tuple[str, ...],
+        ttl: float,
+        *,
+        max_hold: float = 0.0,
+        emit: Emit,
+    ) -> None:
+        self.store = store
+        self.keys = keys
+        self.ttl = ttl
+        # Longest time in seconds that the lease is renewed for; 0: it is not renewed.
+        self.max_hold = max_hold
+        self.emit = emit
+        # The owner token: a secret that never leaves the process, save to the store.
+        self.token = os.urandom(16).hex()
+        self.fences: dict[str, int | None] = {}
+        # By our own clock and always too early: counted from before the store was asked.
+        self.since = self.expires = 0.0
+        self._done = False
+        self._lost = ""
+
+    @classmethod
+    def unprotected(cls, keys: tuple[str, ...], emit: Emit) -> Lease:
+        """A lease that no store knows of, for code that runs without one: it is never lost."""
+        lease = cls(_Nowhere(), keys, float("inf"), emit=emit)
+        for key in keys:
+            lease.grant(key, None, 0.0)
+        return lease
+
+    @property
+    def key(self) -> str:
+        """The key, namespace included; several keys are joined by a comma."""
+        return ",".join(self.keys)
+
+    @property
+    def acquired(self) -> bool:
+        """Whether the caller got the lease at all; it may have ended since."""
+        return len(self.fences) == len(self.keys)
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease was got and not yet given back, lost or not."""
+        return bool(self.fences) and not self._done
+
+    @property
+    def status(self) -> Literal["locked", "skipped"]:
+        """``"locked"``: you hold it. ``"skipped"``: someone else did."""
+        return "locked" if self.acquired else "skipped"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ended while its holder was still at work."""
+        return bool(self._lost) or (self.held and clock() >= self.expires)
+
+    @property
+    def fence(self) -> int | None:
+        """The fencing token. Several keys have one each: see ``fences``."""
+        self._require()
+        if len(self.keys) > 1:
+            raise ValueError("This lease is for several keys: read lease.fences[key] instead.")
+        return self.fences[self.keys[0]]
+
+    def __bool__(self) -> bool:
+        return self.acquired
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.key} {self.status}{' lost' if self.lost else ''}>"
+
+    def check(self) -> None:
+        """Raise LeaseLostError if the lease is known to have ended. Asks nobody: it costs nothing."""
+        self._require()
+        if self.lost or self._done:
+            raise LeaseLostError(
+                f"The lease of {self.key!r} ended while its holder was at work: stop before the next "
+                "effect.",
+                key=self.key,
+            )
+
+    def extend(self, seconds: float) -> None:
+        """Let the lease live for ``seconds`` from now, and as long at each renewal from here on.
+
+        Raises LeaseLostError if it has ended, StoreUnavailableError if the store doesn't answer.
+        """
+        asked = self._extension(seconds)
+        self._renewed(self.store.renew(self.claims()), asked)
+
+    async def aextend(self, seconds: float) -> None:
+        """See extend()."""
+        asked = self._extension(seconds)
+        self._renewed(await self.store.arenew(self.claims()), asked)
+
+    def claims(self) -> list[tuple[str, str, float]]:
+        """What the store needs to renew each key."""
+        return [(key, self.token, self.ttl) for key in self.fences]
+
+    def grant(self, key: str, fence: int | None, asked: float) -> None:
+        """Note that the store gave us ``key`` when it was asked at ``asked``."""
+        if not self.fences:
+            self.since = asked
+            self.expires = asked + self.ttl
+        self.fences[key] = fence
+
+    def renewed(self, asked: float) -> None:
+        """Note that the store renewed all keys when it was asked at ``asked``."""
+        self.expires = asked + self.ttl
+
+    def lose(self, reason: str) -> None:
+        """Note, and tell once, that the lease ended before its holder did."""
+        if self._lost:
+            return
+        self._lost = reason
+        self.emit("lease_lost", self, reason=reason)
+
+    def end(self) -> bool:
+        """Note that the holder is done. True the first time only: whoever gets it gives the keys back."""
+        first, self._done = not self._done, True
+        return first
+
+    def _require(self) -> None:
+        if not self.acquired:
+            raise LeaseConflictError(
+                f"{self.key!r} is held by someone else: look at lease.acquired before you use the "
+                "lease.",
+                key=self.key,
+            )
+
+    def _extension(self, seconds: float) -> float:
+        self.check()
+        if not seconds > 0:
+            raise ValueError(f"extend() takes a positive number of seconds, not {seconds!r}.")
+        self.ttl = float(seconds)
+        return clock()
+
+    def _renewed(self, answers: list[bool], asked: float) -> None:
+        if not all(answers):
+            self.lose("not ours any more when extended")
+        self.check()
+        self.renewed(asked)
+
+
+class _Nowhere:
+    longest_block = 0.0
+
+    def renew(self, claims: Sequence[Any]) -> list[bool]:
+        return [True] * len(claims)
+
+    def release(self, key: str, token: str) -> bool:
+        return True
+
+    async def arenew(self, claims: Sequence[Any]) -> list[bool]:
+        return self.renew(claims)
+
+
+_held: ContextVar[tuple[Lease, ...]] = ContextVar("singleflight_held", default=())
+
+
+def enter(lease: Lease) -> None:
+    """Note in this context that ``lease`` is held here."""
+    _held.set((*(other for other in _held.get() if other.held), lease))
+
+
+def held_here() -> tuple[Lease, ...]:
+    """The leases that were taken in this context, or one that it was copied from, and still are held."""
+    return tuple(lease for lease in _held.get() if lease.held)
+
+
+def refuse_nested(keys: tuple[str, ...]) -> None:
+    """Raise NestedFlightError if one of ``keys`` is held in this context: it would wait for itself."""
+    for lease in _held.get():
+        if lease.held and not set(keys).isdisjoint(lease.keys):
+            raise NestedFlightError(
+                f"{lease.key!r} is already held in this very context, by a decorator, a mixin or a "
+                "`with` further out: taking it again would wait for itself. Take it once, outermost, "
+                "and pass `request.lease` or the lease along.",
+                key=lease.key,
+            )

@@ -1,0 +1,161 @@
+"""Leases on Redis or Valkey: each step is one script, each script one round trip."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from singleflight_django.exceptions import StoreUnavailableError
+from singleflight_django.stores.base import Claim, Conflict, Grant, Store
+from singleflight_django.stores.redis.async_transports import LoopTransports
+from singleflight_django.stores.redis.clients import Server, primary_client
+from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE, RENEW
+from singleflight_django.stores.redis.transports import Call, transport_to
+
+# Where the access rules forbid BLPOP, waiters look again after this many seconds.
+UNWAKEABLE_PAUSE = 0.1
+
+
+class ScriptsForbiddenError(StoreUnavailableError):
+    """The server, or its access rules, don't let us run scripts."""
+
+
+class Link:
+    """A cache alias's server and the transports to it, for as long as its settings are the same."""
+
+    def __init__(self, alias: str) -> None:
+        self.server = Server(primary_client(alias))
+        self.transport = transport_to(self.server)
+        self.loops = LoopTransports(self.server)
+
+
+class RedisStore(Store):
+    """Leases of one prefix on the server behind ``link``. Where leases are kept: see ``scripts``."""
+
+    compares_and_sets = True
+    fences = True
+
+    def __init__(self, link: Link, prefix: str) -> None:
+        self._link = link
+        self._prefix = prefix
+        # Always shorter than the socket's timeout: the two must not be taken for each other.
+        self.longest_block = min(1.0, link.server.timeout / 2)
+
+    def acquire(
+        self, key: str, token: str, ttl: float, limit: int, wait: float
+    ) -> Grant | Conflict:
+        """See Store.acquire()."""
+        with self._translated(key):
+            return _answer(self._link.transport.run(self._acquire(key, token, ttl, limit, wait))[0])
+
+    async def aacquire(
+        self, key: str, token: str, ttl: float, limit: int, wait: float
+    ) -> Grant | Conflict:
+        """See acquire()."""
+        with self._translated(key):
+            call = self._acquire(key, token, ttl, limit, wait)
+            return _answer((await self._link.loops.current().run(call))[0])
+
+    def renew(self, claims: Sequence[Claim]) -> list[bool]:
+        """See Store.renew()."""
+        with self._translated():
+            return _all_well(self._link.transport.run_all([self._renew(c) for c in claims]))
+
+    async def arenew(self, claims: Sequence[Claim]) -> list[bool]:
+        """See renew()."""
+        with self._translated():
+            calls = [self._renew(claim) for claim in claims]
+            return _all_well(await self._link.loops.current().run_all(calls))
+
+    def release(self, key: str, token: str) -> bool:
+        """See Store.release()."""
+        with self._translated(key):
+            reply, resent = self._link.transport.run(self._release(key, token))
+        # Sent twice, it may have been the first that gave the lease back.
+        return bool(reply) or resent
+
+    async def arelease(self, key: str, token: str) -> bool:
+        """See release()."""
+        with self._translated(key):
+            reply, resent = await self._link.loops.current().run(self._release(key, token))
+        return bool(reply) or resent
+
+    def wait_free(self, key: str, seconds: float) -> bool:
+        """See Store.wait_free()."""
+        with self._translated(key):
+            try:
+                return self._link.transport.pop(self._entry(key, "free"), max(seconds, 0.001))
+            except self._link.server.errors.NoPermissionError:
+                time.sleep(min(seconds, UNWAKEABLE_PAUSE))
+                return True
+
+    async def await_free(self, key: str, seconds: float) -> bool:
+        """See wait_free()."""
+        with self._translated(key):
+            free = self._entry(key, "free")
+            try:
+                return await self._link.loops.current().pop(free, max(seconds, 0.001))
+            except self._link.server.errors.NoPermissionError:
+                await asyncio.sleep(min(seconds, UNWAKEABLE_PAUSE))
+                return True
+
+    def _entry(self, key: str, name: str) -> str:
+        return f"{self._prefix}:{{{key}}}:{name}"
+
+    def _acquire(self, key: str, token: str, ttl: float, limit: int, wait: float) -> Call:
+        base = f"{self._prefix}:{{{key}}}:"
+        return Call(
+            ACQUIRE,
+            (base + "lease", base + "fence", base + "waiting"),
+            (token, _ms(ttl), limit, _ms(wait)),
+        )
+
+    def _renew(self, claim: Claim) -> Call:
+        key, token, ttl = claim
+        return Call(RENEW, (self._entry(key, "lease"),), (token, _ms(ttl)))
+
+    def _release(self, key: str, token: str) -> Call:
+        base = f"{self._prefix}:{{{key}}}:"
+        return Call(RELEASE, (base + "lease", base + "waiting", base + "free"), (token,))
+
+    @contextmanager
+    def _translated(self, key: str = "") -> Iterator[None]:
+        """Any failure of the driver says one thing: the store can't tell."""
+        server = self._link.server
+        try:
+            yield
+        except (server.failure, OSError) as error:
+            forbidden = _scripts_forbidden(server, error)
+            kind = ScriptsForbiddenError if forbidden else StoreUnavailableError
+            raise kind(f"The store did not answer: {error}", key=key) from error
+
+
+def store_on(alias: str, prefix: str) -> RedisStore:
+    """Return a store of ``prefix`` on the server of the cache ``alias``."""
+    return RedisStore(Link(alias), prefix)
+
+
+def _ms(seconds: float) -> int:
+    return math.ceil(seconds * 1000)
+
+
+def _answer(reply: Any) -> Grant | Conflict:
+    granted, value = reply
+    return Grant(value) if granted else Conflict(value / 1000)
+
+
+def _all_well(replies: list[Any]) -> list[bool]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return [bool(reply) for reply in replies]
+
+
+def _scripts_forbidden(server: Server, error: Exception) -> bool:
+    if isinstance(error, server.errors.NoPermissionError):
+        return "eval" in str(error).lower()
+    return "unknown command" in str(error).lower() and "EVAL" in str(error).upper()

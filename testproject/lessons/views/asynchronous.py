@@ -1,0 +1,16 @@
+"""The create view as a coroutine, for an ASGI server."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_POST
+
+from singleflight_django import semaphore_lock
+from testproject.lessons.creating import acreate_lesson
+from testproject.lessons.models import LooseLessonSession
+
+
+@require_POST
+@semaphore_lock(key="lesson_session:<uuid>")
+async def reject(request: HttpRequest) -> HttpResponse:
+    return await acreate_lesson(LooseLessonSession, request.POST)

@@ -1,0 +1,176 @@
+"""What every test gets: an empty store, an empty cache, and servers on demand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.db import connections
+
+from tests import servers
+from tests import settings as run
+from tests.proxy import Proxy
+
+_session_servers = pytest.StashKey[list[servers.Server]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The controller of pytest-xdist runs no test.
+    if config.getoption("numprocesses", None) and not os.environ.get("PYTEST_XDIST_WORKER"):
+        return
+    os.makedirs(run.RUN_DIRECTORY, exist_ok=True)
+    config.stash[_session_servers] = []
+    if os.environ.get("SINGLEFLIGHT_TEST_REDIS_URL"):
+        _refuse_a_used_database()
+    else:
+        _start(config, servers.Valkey(port=servers.port_of(run.REDIS_URL)))
+    if run.DEFAULT_DATABASE == "postgres":
+        _start_postgres(config)
+
+
+def _start(config: pytest.Config, server: servers.Server) -> None:
+    config.stash[_session_servers].append(server)
+    server.start()
+
+
+def _start_postgres(config: pytest.Config) -> None:
+    started = any(isinstance(s, servers.Postgres) for s in config.stash[_session_servers])
+    if not started and not os.environ.get("SINGLEFLIGHT_TEST_POSTGRES_URL"):
+        _start(config, servers.Postgres(port=servers.port_of(run.POSTGRES_URL)))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    for server in config.stash.get(_session_servers, []):
+        server.stop()
+    shutil.rmtree(run.RUN_DIRECTORY, ignore_errors=True)
+
+
+def _refuse_a_used_database() -> None:
+    with redis.Redis.from_url(run.REDIS_URL) as client:
+        if client.dbsize():
+            pytest.exit(f"{run.REDIS_URL} is not empty, and the tests empty it", returncode=3)
+
+
+@pytest.fixture(autouse=True)
+def _empty_store() -> None:
+    """No lease and no cached value outlives its test."""
+    with redis.Redis.from_url(run.REDIS_URL) as client:
+        client.flushdb()
+    caches["locmem"].clear()
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings() -> None:
+    """Each worker of pytest-xdist has its own directory, so that its databases need no suffix."""
+
+
+def service(variable: str, what: str) -> str:
+    """Where a named service is. Without one the test is skipped, in CI it fails."""
+    where = os.environ.get(variable, "")
+    if not where and os.environ.get("CI") == "true":
+        pytest.fail(f"CI has to run {what} and to set {variable}")
+    if not where:
+        pytest.skip(f"needs {what}: set {variable}")
+    return where
+
+
+def _add_database(alias: str) -> Iterator[str]:
+    connections.settings[alias] = connections.configure_settings(
+        {**connections.settings, alias: run.database(alias)}
+    )[alias]
+    os.environ[run.MORE_DATABASES] = f"{os.environ.get(run.MORE_DATABASES, '')} {alias}"
+    creation = connections[alias].creation
+    name = creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+    yield alias
+    creation.destroy_test_db(name, verbosity=0)
+
+
+@pytest.fixture(scope="session")
+def postgres(
+    request: pytest.FixtureRequest, django_db_blocker: Any, django_db_setup: None
+) -> Iterator[str]:
+    """A second database on PostgreSQL; returns its alias, for ``django_db(databases=[...])``."""
+    _start_postgres(request.config)
+    with django_db_blocker.unblock():
+        yield from _add_database("postgres")
+
+
+@pytest.fixture(scope="session")
+def mariadb(django_db_blocker: Any, django_db_setup: None) -> Iterator[str]:
+    """A second database on MariaDB; returns its alias. Needs SINGLEFLIGHT_TEST_MARIADB_URL."""
+    service("SINGLEFLIGHT_TEST_MARIADB_URL", "MariaDB")
+    with django_db_blocker.unblock():
+        yield from _add_database("mariadb")
+
+
+@pytest.fixture(scope="session")
+def memcached() -> str:
+    """host:port of a memcached. Needs SINGLEFLIGHT_TEST_MEMCACHED."""
+    return service("SINGLEFLIGHT_TEST_MEMCACHED", "memcached")
+
+
+@pytest.fixture(scope="session")
+def sentinel() -> Iterator[servers.Sentinel]:
+    """A primary, a replica and a Sentinel. Shared: a failover test starts its own."""
+    with servers.Sentinel() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[servers.Cluster]:
+    """A cluster of three primaries. Shared."""
+    with servers.Cluster() as started:
+        yield started
+
+
+@pytest.fixture
+def redis_url() -> str:
+    """The URL of the run's own server. Shared: don't stop it, see ``redis_server``."""
+    return run.REDIS_URL
+
+
+@pytest.fixture
+def redis_client() -> Iterator[redis.Redis]:
+    """A plain client of the run's own server, for a look from outside."""
+    with redis.Redis.from_url(run.REDIS_URL) as client:
+        yield client
+
+
+@pytest.fixture
+def redis_server() -> Iterator[servers.Valkey]:
+    """A server for this test alone: stop it, pause it, fill it."""
+    with servers.Valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(redis_server: servers.Valkey) -> Iterator[Proxy]:
+    """A proxy before ``redis_server`` that loses, holds and cuts on demand."""
+    with Proxy(redis_server.port) as between:
+        yield between
+
+
+@pytest.fixture
+def cache_at(settings: Any) -> Iterator[Callable[..., str]]:
+    """``cache_at(url, **options)`` adds a django-redis alias for a URL and returns its name.
+
+    ``backend="core"`` makes it Django's own Redis backend.
+    """
+    names: list[str] = []
+
+    def add(url: str, backend: str = "django_redis", **options: Any) -> str:
+        make = run.django_core if backend == "core" else run.django_redis
+        name = f"extra_{len(names)}_{uuid.uuid4().hex[:6]}"
+        names.append(name)
+        settings.CACHES = {**settings.CACHES, name: make(url, **options)}
+        return name
+
+    yield add
+    for name in names:
+        caches[name].close()

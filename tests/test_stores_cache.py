@@ -1,0 +1,129 @@
+"""The store's laws on ``cache.add``, for the caches whose add is atomic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.cache import caches
+
+from singleflight_django.exceptions import StoreUnavailableError
+from singleflight_django.stores.base import Claim, Grant, Store
+from singleflight_django.stores.cache import CacheStore
+from tests.store_contract import LONG, StoreContract
+
+
+class OfCaches(StoreContract):
+    """Caches count whole seconds: a store may round up to one."""
+
+    finest = 1.0
+    brief = 1.0
+    alias = "default"
+
+    @pytest.fixture
+    def store(self) -> Store:
+        return CacheStore(self.alias)
+
+    def test_it_reads_then_writes_and_has_no_clock(self, store: Store) -> None:
+        assert not store.compares_and_sets
+        assert not store.fences
+        assert not store.longest_block
+
+    def test_the_lease_is_an_entry_of_the_cache_under_the_key_itself(self, store: Store) -> None:
+        store.acquire("ns:k", "a", LONG, 1, 0.0)
+        assert self.alias in caches
+        assert caches[self.alias].get("ns:k") is not None
+        store.release("ns:k", "a")
+        assert caches[self.alias].get("ns:k") is None
+
+
+class TestOnDjangoRedis(OfCaches):
+    alias = "default"
+
+
+class TestOnDjangosOwnRedisCache(OfCaches):
+    alias = "core"
+
+
+class TestOnDjangoValkey(OfCaches):
+    alias = "valkey"
+
+
+class TestOnLocmem(OfCaches):
+    alias = "locmem"
+
+
+class TestOnMemcached(OfCaches):
+    @pytest.fixture
+    def store(self, memcached: str, settings: Any) -> Iterator[Store]:
+        settings.CACHES = {
+            **settings.CACHES,
+            "memcached": {
+                "BACKEND": "django.core.cache.backends.memcached.PyMemcacheCache",
+                "LOCATION": memcached,
+            },
+        }
+        caches["memcached"].clear()
+        yield CacheStore("memcached")
+        caches["memcached"].close()
+
+    alias = "memcached"
+
+
+class TestACacheThatIsAway:
+    """Guarantee 6: an outage is never "held by someone else"."""
+
+    @pytest.mark.parametrize("alias", ["dead", "dead_core", "dead_ignoring"])
+    def test_a_dead_server_is_no_conflict(self, alias: str) -> None:
+        store = CacheStore(alias)
+        with pytest.raises(StoreUnavailableError):
+            store.acquire("k", "a", LONG, 1, 0.0)
+
+    @pytest.mark.parametrize("alias", ["dead", "dead_core", "dead_ignoring"])
+    async def test_a_dead_server_is_no_conflict_for_async_callers(self, alias: str) -> None:
+        store = CacheStore(alias)
+        with pytest.raises(StoreUnavailableError):
+            await store.aacquire("k", "a", LONG, 1, 0.0)
+
+    @pytest.mark.parametrize("alias", ["dead", "dead_core"])
+    def test_a_dead_server_neither_confirms_nor_denies(self, alias: str) -> None:
+        store = CacheStore(alias)
+        with pytest.raises(StoreUnavailableError):
+            store.release("k", "a")
+        with pytest.raises(StoreUnavailableError):
+            store.renew([Claim("k", "a", LONG)])
+
+    def test_a_dead_memcached_is_no_conflict_however_often_it_is_asked(self, settings: Any) -> None:
+        """pymemcache raises once, and then says "not added" for a while (measured)."""
+        settings.CACHES = {
+            **settings.CACHES,
+            "dead_memcached": {
+                "BACKEND": "django.core.cache.backends.memcached.PyMemcacheCache",
+                "LOCATION": settings.CACHES["dead"]["LOCATION"].split("/")[2],
+            },
+        }
+        store = CacheStore("dead_memcached")
+        for _ in range(5):
+            with pytest.raises(StoreUnavailableError):
+                store.acquire("k", "a", LONG, 1, 0.0)
+
+    @pytest.mark.parametrize(
+        "backend",
+        ["dummy.DummyCache", "filebased.FileBasedCache", "db.DatabaseCache"],
+    )
+    def test_a_cache_whose_add_has_several_winners_is_refused(
+        self, backend: str, settings: Any
+    ) -> None:
+        settings.CACHES = {
+            **settings.CACHES,
+            "unfit": {"BACKEND": f"django.core.cache.backends.{backend}", "LOCATION": "unfit"},
+        }
+        with pytest.raises(StoreUnavailableError, match="SINGLEFLIGHT_CACHE"):
+            CacheStore("unfit").acquire("k", "a", LONG, 1, 0.0)
+
+
+def test_a_cache_that_ignores_errors_works_while_its_server_does() -> None:
+    store = CacheStore("ignoring")
+    assert isinstance(store.acquire("k", "a", LONG, 1, 0.0), Grant)
+    assert store.release("k", "a") is True
