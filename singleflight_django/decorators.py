@@ -96,7 +96,7 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
             return self._enter(self._lock.unprotected(keys))
         lease = self._lock.lease(keys)
         try:
-            run(acquire(lease, self._lock.options.terms()), lease.store)
+            run(acquire(lease, self._lock.options.terms()))
         except SingleFlightError as error:
             lease = self._excuse(error, lease, keys)
         return self._enter(lease)
@@ -108,7 +108,7 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
         traceback: TracebackType | None,
     ) -> None:
         lease = self._leave()
-        run(release(lease), lease.store)
+        run(release(lease))
 
     async def __aenter__(self) -> Lease:
         keys = self._keys()
@@ -116,7 +116,7 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
             return self._enter(self._lock.unprotected(keys))
         lease = self._lock.lease(keys)
         try:
-            await arun(acquire(lease, self._lock.options.terms()), lease.store)
+            await arun(acquire(lease, self._lock.options.terms()))
         except SingleFlightError as error:
             lease = self._excuse(error, lease, keys)
         return self._enter(lease)
@@ -129,7 +129,7 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
     ) -> None:
         lease = self._leave()
         if error is None or not interrupted(error, lease):
-            await arun(release(lease), lease.store)
+            await arun(release(lease))
 
     def _keys(self) -> tuple[str, ...]:
         if self._lock.options.on_conflict not in ("reject", "yield"):
@@ -201,7 +201,7 @@ def guarded(
     try:
         keys = lock.spec.keys(request, args, kwargs)
         lease = lock.lease(keys)
-        run(acquire(lease, lock.options.terms()), lease.store)
+        run(acquire(lease, lock.options.terms()))
     except SingleFlightError as error:
         if not lock.goes_on_without(error):
             return lock.refusal(request, error)
@@ -210,12 +210,12 @@ def guarded(
     try:
         response = call()
     except BaseException:
-        run(release(lease), lease.store)
+        run(release(lease))
         raise
     if isawaitable(response):
         return _awaited(response, lease, request)
     if not outlives(response, lease, request):
-        run(release(lease), lease.store)
+        run(release(lease))
     return response
 
 
@@ -227,7 +227,7 @@ async def aguarded(
     try:
         keys = await lock.spec.akeys(request, args, kwargs)
         lease = lock.lease(keys)
-        await arun(acquire(lease, lock.options.terms()), lease.store)
+        await arun(acquire(lease, lock.options.terms()))
     except SingleFlightError as error:
         if not lock.goes_on_without(error):
             return await lock.arefusal(request, error)
@@ -242,8 +242,8 @@ async def _awaited(response: Any, lease: Lease, request: Any) -> Any:
             response = await response
     except BaseException as error:
         if not interrupted(error, lease):
-            await arun(release(lease), lease.store)
+            await arun(release(lease))
         raise
     if not outlives(response, lease, request):
-        await arun(release(lease), lease.store)
+        await arun(release(lease))
     return response

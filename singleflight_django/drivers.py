@@ -3,82 +3,81 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from singleflight_django.lease import LeaseStore
-from singleflight_django.locking import Ask, Steps
+from singleflight_django.steps import Ask, Steps
+
+# What the store may have carried out although nobody read its answer: never torn in the middle.
+# An interrupted one of these is finished in the background, and undone if it took something.
+TAKES = frozenset({"acquire", "join"})
+WHOLE = TAKES | {"release", "publish"}
 
 _background: set[asyncio.Task[None]] = set()
 
 
-def run(steps: Steps, store: LeaseStore) -> None:
-    """Carry ``steps`` out on ``store``, blocking."""
-    try:
-        ask = next(steps)
-        while True:
-            try:
-                answer = getattr(store, ask.verb)(*ask.args)
-            except BaseException as error:
-                ask = steps.throw(error)
-            else:
-                ask = steps.send(answer)
-    except StopIteration:
-        return
-
-
-async def arun(steps: Steps, store: LeaseStore) -> None:
-    """See run(). Cancelled, it leaves nothing half done: the rest is carried out in the background."""
-    try:
-        await _carry_out(steps, next(steps), store)
-    except StopIteration:
-        return
-
-
-async def _carry_out(steps: Steps, ask: Ask, store: LeaseStore) -> None:
-    while True:
-        call = asyncio.ensure_future(getattr(store, "a" + ask.verb)(*ask.args))
+def run(steps: Steps) -> Any:
+    """Carry ``steps`` out, blocking. Return or raise what they do."""
+    ask, result = _advance(next, steps)
+    while ask is not None:
         try:
-            answer = await (call if ask.verb == "wait_free" else asyncio.shield(call))
-        except asyncio.CancelledError:
-            _finish_later(steps, ask, call, store)
-            raise
+            answer = getattr(ask.on, ask.verb)(*ask.args)
         except BaseException as error:
-            following = _step(steps.throw, error)
+            ask, result = _advance(steps.throw, error)
         else:
-            following = _step(steps.send, answer)
-        if following is None:
-            return
-        ask = following
+            ask, result = _advance(steps.send, answer)
+    return result
 
 
-def _step(advance: Any, value: Any) -> Ask | None:
+async def arun(steps: Steps) -> Any:
+    """See run(). Cancelled, it leaves nothing half done."""
+    return await _carry_out(steps, *_advance(next, steps))
+
+
+async def _carry_out(steps: Steps, ask: Ask | None, result: Any) -> Any:
+    while ask is not None:
+        call = getattr(ask.on, "a" + ask.verb)(*ask.args)
+        whole = ask.verb in WHOLE
+        if whole:
+            call = asyncio.ensure_future(call)
+        try:
+            answer = await (asyncio.shield(call) if whole else call)
+        except BaseException as error:
+            if whole and not call.done():
+                _in_background(_finish(steps, ask, call))
+                raise
+            ask, result = _advance(steps.throw, error)
+        else:
+            ask, result = _advance(steps.send, answer)
+    return result
+
+
+async def _finish(steps: Steps, ask: Ask, call: asyncio.Future[Any]) -> None:
+    """Let an interrupted call end; undo it if it took something, else carry the steps through."""
     try:
-        following: Ask = advance(value)
-    except StopIteration:
-        return None
-    return following
+        try:
+            answer = await call
+        except BaseException as error:
+            following = _advance(steps.throw, error)
+        else:
+            if ask.verb in TAKES:
+                following = _advance(steps.throw, asyncio.CancelledError())
+            else:
+                following = _advance(steps.send, answer)
+        await _carry_out(steps, *following)
+    except BaseException:  # noqa: S110 - whoever asked is gone, and was told by its CancelledError
+        pass
 
 
-def _finish_later(steps: Steps, ask: Ask, call: asyncio.Future[Any], store: LeaseStore) -> None:
-    task = asyncio.ensure_future(_finish(steps, ask, call, store))
+def _advance(advance: Callable[[Any], Any], value: Any) -> tuple[Ask | None, Any]:
+    """Return the next ask, or None and the result."""
+    try:
+        return advance(value), None
+    except StopIteration as stop:
+        return None, stop.value
+
+
+def _in_background(rest: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(rest)
     _background.add(task)
     task.add_done_callback(_background.discard)
-
-
-async def _finish(steps: Steps, ask: Ask, call: asyncio.Future[Any], store: LeaseStore) -> None:
-    """Undo an interrupted acquire once its answer is there; carry anything else through."""
-    error: BaseException = asyncio.CancelledError()
-    try:
-        answer = await call
-    except BaseException as failure:
-        error = failure
-        undo = True
-    else:
-        undo = ask.verb in ("acquire", "wait_free")
-    try:
-        following = _step(steps.throw, error) if undo else _step(steps.send, answer)
-        if following is not None:
-            await _carry_out(steps, following, store)
-    except BaseException:  # noqa: S110
-        # Whoever asked for it is gone, and has been told by its own CancelledError.
-        pass

@@ -21,7 +21,7 @@ from singleflight_django.keys import KeySpec
 from singleflight_django.lease import Lease
 from singleflight_django.locking import Terms
 from singleflight_django.parts import qualify
-from singleflight_django.responses import ANSWERED, aproblem, problem, skip
+from singleflight_django.responses import aproblem, problem, refusal, skip
 from singleflight_django.stores.registry import get_store
 
 Seconds = float | timedelta
@@ -98,33 +98,36 @@ class Lock:
 
     def goes_on_without(self, error: SingleFlightError) -> bool:
         """Whether the work is to run although ``error`` says that the lease could not be had."""
-        if isinstance(error, StoreUnavailableError):
-            reason = signals.STORE_AWAY
-            proceed = self.observing or self.options.on_store_error == "proceed"
-        else:
-            reason = "observe: would have been refused"
-            proceed = self.observing
-        if proceed:
-            signals.emit("unprotected_run", self._facts(error.key, reason=reason))
-        return proceed
+        away = isinstance(error, StoreUnavailableError)
+        reason = signals.STORE_AWAY if away else "observe"
+        if self.observing or (away and self.options.on_store_error == "proceed"):
+            event = "unprotected_run" if away else "lease_rejected"
+            signals.emit(event, self._facts(error.key, reason=reason))
+            return True
+        if away:
+            signals.emit("lease_rejected", self._facts(error.key, reason=reason))
+        return False
 
     def refusal(self, request: HttpRequest, error: SingleFlightError) -> Any:
         """Return the response to ``error``; raise it where it is a fault of the code."""
-        if isinstance(error, LeaseConflictError):
-            if callable(self.options.on_conflict):
-                return self.options.on_conflict(request, error)
-            if self.options.on_conflict == "skip":
-                return skip()
-        if not isinstance(error, ANSWERED):
-            raise error
-        return problem(request, error)
+        chosen = self._chosen_answer(request, error)
+        return problem(request, error) if chosen is None else refusal(chosen)
 
     async def arefusal(self, request: HttpRequest, error: SingleFlightError) -> Any:
         """See refusal()."""
-        if isinstance(error, ANSWERED) and not isinstance(error, LeaseConflictError):
-            return await aproblem(request, error)
-        answer = self.refusal(request, error)
-        return await answer if isawaitable(answer) else answer
+        chosen = self._chosen_answer(request, error)
+        if isawaitable(chosen):
+            chosen = await chosen
+        return await aproblem(request, error) if chosen is None else refusal(chosen)
+
+    def _chosen_answer(self, request: HttpRequest, error: SingleFlightError) -> Any:
+        """Return what ``on_conflict`` answers to a conflict, or None."""
+        if not isinstance(error, LeaseConflictError):
+            return None
+        on_conflict = self.options.on_conflict
+        if callable(on_conflict):
+            return on_conflict(request, error)
+        return skip() if on_conflict == "skip" else None
 
     @property
     def observing(self) -> bool:
@@ -133,7 +136,7 @@ class Lock:
 
     def tell(self, name: str, lease: Lease, **facts: Any) -> None:
         """Emit the event ``name`` about ``lease``."""
-        if signals.heard(name):
+        if signals.heard(name, facts.get("reason", "")):
             if lease.acquired and len(lease.keys) == 1:
                 facts["fence"] = lease.fences[lease.keys[0]]
             signals.emit(name, self._facts(lease.key, **facts))

@@ -26,9 +26,9 @@ def give_back(lease: Lease) -> None:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        run(release(lease), lease.store)
+        run(release(lease))
         return
-    task = loop.create_task(arun(release(lease), lease.store))
+    task = loop.create_task(arun(release(lease)))
     _background.add(task)
     task.add_done_callback(_background.discard)
 

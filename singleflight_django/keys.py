@@ -41,7 +41,8 @@ class KeySpec:
         self._callables = len(templates) < len(makers)
         self.fields = tuple(field for template in templates for field in template.fields)
         self.static = not self.fields and not self._callables
-        self._static = _merge([template.render(()) for template in templates if self.static])
+        fixed = {template.render(()) for template in templates if self.static}
+        self._static = tuple(sorted(fixed))
 
     def keys(
         self, request: Any, args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -55,7 +56,8 @@ class KeySpec:
         if self.static:
             return self._static
         reader = Reader(request, kwargs)
-        return _merge([key for maker in self._makers for key in maker.make(reader, args)])
+        made = {key for maker in self._makers for key in maker.make(reader, args)}
+        return tuple(sorted(made))
 
     async def akeys(
         self, request: Any, args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -132,10 +134,6 @@ def _key(item: object) -> str:
     raise TypeError(
         f"it is {type(item).__name__}, not a str or a tuple (one key) or a list of those (several)"
     )
-
-
-def _merge(keys: list[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(keys)))
 
 
 def _value(reader: Reader, field: Field, convert: Convert) -> str:

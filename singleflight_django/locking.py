@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
 from singleflight_django.lease import Lease, enter, refuse_nested
 from singleflight_django.renewal import keeper
+from singleflight_django.steps import Ask, Steps
 from singleflight_django.stores.base import Conflict
 from singleflight_django.waiting import Deadline, clock, pauses
-
-
-class Ask(NamedTuple):
-    """One call of the store: the method's name and its arguments."""
-
-    verb: str
-    args: tuple[Any, ...]
-
-
-Steps = Generator[Ask, Any, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +59,7 @@ def _acquire_key(lease: Lease, key: str, terms: Terms, deadline: Deadline) -> St
     pause, block = pauses(terms.longest_pause), lease.store.longest_block
     while True:
         asked, left = clock(), deadline.left()
-        answer = yield Ask("acquire", (key, lease.token, lease.ttl, terms.limit, left))
+        answer = yield Ask(lease.store, "acquire", (key, lease.token, lease.ttl, terms.limit, left))
         if not isinstance(answer, Conflict):
             lease.grant(key, answer.fence, asked)
             keeper.watch(lease)
@@ -80,7 +69,7 @@ def _acquire_key(lease: Lease, key: str, terms: Terms, deadline: Deadline) -> St
                 f"{key!r} is held by someone else.", key=key, retry_after=answer.remaining
             )
         seconds = min(left, block, answer.remaining + 0.001) if block else min(left, next(pause))
-        woken = yield Ask("wait_free", (key, seconds))
+        woken = yield Ask(lease.store, "wait_free", (key, seconds))
         if not woken:
             deadline.spend(seconds)
 
@@ -96,7 +85,7 @@ def release(lease: Lease) -> Steps:
     keeper.forget(lease)
     try:
         for key in reversed(lease.fences):
-            ours = yield Ask("release", (key, lease.token))
+            ours = yield Ask(lease.store, "release", (key, lease.token))
             lost = lost or not ours
     except Exception:
         keeper.give_back_later(lease)

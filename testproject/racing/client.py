@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlencode
@@ -40,9 +40,11 @@ def fire(port: int, calls: Sequence[Call], timeout: float = 30) -> list[Answer]:
             for _ in calls
         ]
         for connection in connections:
-            connection.connect()
+            with suppress(OSError):
+                connection.connect()
         for connection, call in zip(connections, calls, strict=True):
-            _send(connection, call)
+            with suppress(OSError):
+                _send(connection, call)
         return [_answer(connection) for connection in connections]
 
 

@@ -72,7 +72,9 @@ class Race:
     def _start_servers(self, directory: Path, urls: dict[str, str]) -> None:
         threads = min(self.requests, MAX_THREADS)
         for kind, store in dict.fromkeys((form.server, form.store) for form in self.forms):
-            environ = {**os.environ, **urls, "SINGLEFLIGHT_STORE": store}
+            environ = {**os.environ, **urls}
+            if store:
+                environ["SINGLEFLIGHT_STORE"] = store
             server = self._keep(web_server(kind, self.workers, threads, environ, directory))
             self.servers[kind, store] = server
         for server in self.servers.values():

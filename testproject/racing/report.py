@@ -12,8 +12,9 @@ from testproject.racing.verdict import Result, Tally
 HEADINGS = ("form", "requests", "answers", "rows", "verdict", "different UUIDs", "")
 RIGHT_ALIGNED = {"requests", "rows"}
 LEGEND = """\
-201 created; 204 nothing to do: it is there already, or (skip) about to be; 429 another call is
-creating it, try again; 500 crashed. The last column: as many calls, but no two for one lesson."""
+201 created; 204 nothing to do: it is there already or, with skip, about to be; 429 another call
+is creating it, try again; 500 crashed. Different UUIDs: as many calls again at the same instant,
+each for a lesson of its own; none of them may be turned away."""
 
 
 def table(results: Mapping[str, Result]) -> str:

@@ -46,7 +46,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         terminate_cleanly()
-        forms = [form for form in FORMS if form.name in (options["forms"] or form.name)]
+        forms = [form for form in FORMS if not options["forms"] or form.name in options["forms"]]
         facts = {name: options[name] for name in ("requests", "rounds", "workers")}
         try:
             with Race(forms, **facts, say=self._say) as race:
