@@ -1,4 +1,4 @@
-"""The matrix of CI. ``nox -l`` lists the sessions; ``.ci/run`` starts the services and runs them."""
+"""The matrix of CI. ``nox -l`` lists the sessions; ``.ci/run`` starts the services and runs all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import nox
 
+nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True
-nox.needs_version = ">=2025.5"
+nox.options.sessions = ["lint", "tests"]
 
+HOME = Path(__file__).parent
 # Django 6.0 and later need Python 3.12.
 PAIRS = [
     ("3.11", "5.2"),
@@ -21,38 +23,64 @@ PAIRS = [
     ("3.12", "6.1"),
     ("3.13", "6.1"),
 ]
-# This pair runs on Debian's Redis instead of the wheel's Valkey: its servers, and its clusters too.
-ON_REDIS = ("3.12", "6.0")
-REDIS_PY = ["5", "6", "7", "8"]
-NEWEST = PAIRS[-1]
+NEWEST_PYTHON, NEWEST_DJANGO = PAIRS[-1]
+# Here all servers, Sentinel and the cluster too, are Debian's Redis instead of the wheel's Valkey.
+PAIR_ON_REDIS = ("3.12", "6.0")
 SUITE_SECONDS, SOAK_SECONDS = 240, 900
 
 
-def pytest(session: nox.Session, seconds: int, *args: str, **env: str) -> None:
-    """Run the tests, measured, and end them for good when their time is up."""
-    home = Path(__file__).parent
+def run_pytest(session: nox.Session, seconds: int, *args: str, **env: str) -> None:
+    """Run the tests with coverage, and end them for good when their time is up."""
     session.run(
         *("timeout", "--verbose", "--signal=INT", "--kill-after=20", str(seconds)),
-        *("python", "-m", "coverage", "run", "-m", "pytest", *args),
-        env={"COVERAGE_FILE": str(home / f".coverage.{session.name.replace(' ', '')}"), **env},
+        *("python", "-m", "coverage", "run", "-m", "pytest", *args, *session.posargs),
+        env={"COVERAGE_FILE": str(HOME / ".coverage"), **env},
         external=True,
     )
 
 
-def install(session: nox.Session, *pinned: str) -> None:
-    session.install("-e", ".[test]", *pinned)
-    session.run("python", "-m", "pip" if False else "django", "--version")
-
-
 @nox.session
 @nox.parametrize(
-    "python,django",
-    [nox.param(*pair, id=f"py{pair[0]}-django{pair[1]}") for pair in PAIRS],
+    "python,django", [nox.param(*pair, id=f"{pair[0]}-django{pair[1]}") for pair in PAIRS]
 )
 def tests(session: nox.Session, django: str) -> None:
-    """Run the whole suite on a pair of Python and Django."""
-    install(session, f"django=={django}.*")
+    """Run the suite on one pair of Python and Django."""
+    session.install("-e", ".[test]", f"django=={django}.*")
     env = {}
-    if (session.python, django) == ON_REDIS and (binary := os.environ.get("REDIS_SERVER")):
-        env["SINGLEFLIGHT_TEST_REDIS_SERVER"] = binary
-    pytest(session, SUITE_SECONDS, "-n", "2", *session.posargs, **env)
+    if (session.python, django) == PAIR_ON_REDIS and "CI_REDIS_SERVER" in os.environ:
+        env["SINGLEFLIGHT_TEST_REDIS_SERVER"] = os.environ["CI_REDIS_SERVER"]
+    run_pytest(session, SUITE_SECONDS, "-n", "2", **env)
+
+
+@nox.session(python=NEWEST_PYTHON)
+@nox.parametrize("version", [nox.param(major, id=major) for major in "5678"])
+def redis_py(session: nox.Session, version: str) -> None:
+    """Run the store contract on one major version of redis-py."""
+    session.install("-e", ".[test]", f"django=={NEWEST_DJANGO}.*", f"redis=={version}.*")
+    stores = sorted(str(path.relative_to(HOME)) for path in HOME.glob("tests/test_stores_*.py"))
+    run_pytest(session, SUITE_SECONDS, "-n", "2", *stores)
+
+
+@nox.session(python=NEWEST_PYTHON)
+def soak(session: nox.Session) -> None:
+    """Run what takes long: fault runs, soaks and kills."""
+    session.install("-e", ".[test]", f"django=={NEWEST_DJANGO}.*")
+    run_pytest(session, SOAK_SECONDS, "-m", "soak", "--durations=10")
+
+
+@nox.session(python=NEWEST_PYTHON)
+def coverage(session: nox.Session) -> None:
+    """Put together what all runs have covered, and require ``fail_under`` of pyproject.toml."""
+    session.install("coverage>=7.10")
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+
+
+@nox.session(python=NEWEST_PYTHON)
+def lint(session: nox.Session) -> None:
+    """Check style, types, and that imports run downwards only."""
+    session.install("-e", ".[test,lint]", f"django=={NEWEST_DJANGO}.*")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("lint-imports")

@@ -64,12 +64,12 @@ def _raw(request: HttpRequest, *, drf: bool) -> bytes:
 
 
 def _form(request: HttpRequest, *, multipart: bool) -> QueryDict:
-    # Django fills POST for the method POST only, a middleware perhaps for others.
-    if request.method == "POST" or request.POST:
+    # Django fills POST for the method POST only, a middleware perhaps for others. To ask for it
+    # then would end the view's choice of upload handlers.
+    if request.method == "POST" or getattr(request, "_post", None):
         return request.POST
     if not multipart:
         return QueryDict(request.body, encoding=request.encoding)
-    # Not the request's own upload handlers: the view may still choose some.
     stream = BytesIO(_raw(request, drf=False))
     parser = MultiPartParser(request.META, stream, [], request.encoding)
     return parser.parse()[0]

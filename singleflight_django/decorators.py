@@ -73,9 +73,18 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
         on_store_error: Literal["reject", "proceed"] = "reject",
     ) -> None:
         options = LockOptions(
-            ttl, namespace, on_conflict, wait, limit, methods, renew, max_hold, observe, cache,
-            on_store_error,
-        )  # fmt: skip
+            ttl=ttl,
+            namespace=namespace,
+            on_conflict=on_conflict,
+            wait=wait,
+            limit=limit,
+            methods=methods,
+            renew=renew,
+            max_hold=max_hold,
+            observe=observe,
+            cache=cache,
+            on_store_error=on_store_error,
+        )
         self._lock = Lock(key, options)
         self._entered: list[Lease] = []
 

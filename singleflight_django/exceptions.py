@@ -34,6 +34,10 @@ class LeaderFailedError(SingleFlightError):
     """The leader raised or answered 5xx, or too many leaders of one flight died."""
 
 
+class TooManyFollowersError(SingleFlightError):
+    """``max_followers`` callers wait in this process already: one more could occupy its last worker."""
+
+
 class NestedFlightError(SingleFlightError):
     """The key is already held in this very context: waiting for it would never end."""
 

@@ -30,29 +30,47 @@ OnConflict = Callable[[HttpRequest, LeaseConflictError], Any]
 UNSAFE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 
-@dataclass(frozen=True)
-class LockOptions:
-    """The options of ``semaphore_lock``, checked. None stands for the setting, read at use."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every guard has, checked. None stands for the setting, read at use."""
 
+    namespace: str | None = None
     ttl: Seconds | None = None
+    renew: bool = True
+    max_hold: Seconds | None = None
+    observe: bool = False
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        self._seconds("ttl", "max_hold")
+        if self.namespace is not None and (
+            not isinstance(self.namespace, str) or not self.namespace
+        ):
+            raise ValueError(f"namespace must be a non-empty str, not {self.namespace!r}.")
+
+    def _seconds(self, *names: str, zero: bool = False) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, seconds(value, name, zero=zero))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockOptions(Options):
+    """The options of ``semaphore_lock``."""
+
     namespace: str = "semaphore_lock"
     on_conflict: str | OnConflict = "reject"
     wait: Seconds = 0
     limit: int = 1
     methods: tuple[str, ...] = UNSAFE_METHODS
-    renew: bool = True
-    max_hold: Seconds | None = None
-    observe: bool = False
-    cache: str | None = None
     on_store_error: str = "reject"
 
     def __post_init__(self) -> None:
-        for name, zero in (("ttl", False), ("max_hold", False), ("wait", True)):
-            value = getattr(self, name)
-            if value is not None or name == "wait":
-                object.__setattr__(self, name, seconds(value, name, zero=zero))
-        if not isinstance(self.namespace, str) or not self.namespace:
-            raise ValueError(f"namespace must be a non-empty str, not {self.namespace!r}.")
+        super().__post_init__()
+        if self.wait is None:
+            raise ValueError("wait must be a number of seconds or a timedelta, not None.")
+        self._seconds("wait", zero=True)
         if type(self.limit) is not int or self.limit < 1:
             raise ValueError(f"limit must be a whole number of 1 or more, not {self.limit!r}.")
         object.__setattr__(self, "methods", checked_methods(self.methods))
@@ -66,35 +84,68 @@ class LockOptions:
 
     def terms(self) -> Terms:
         """How the lease is asked for."""
-        assert isinstance(self.wait, float)
-        return Terms(self.wait, self.limit, conf.SINGLEFLIGHT_POLL_INTERVAL)
+        return Terms(as_float(self.wait), self.limit, conf.SINGLEFLIGHT_POLL_INTERVAL)
 
 
-class Lock:
-    """A key and options: makes leases, and says what happens when one can't be had."""
+class Guard:
+    """A namespace of keys and its options: makes leases, and tells what happens to them."""
 
-    def __init__(self, key: Any, options: LockOptions, view: str = "") -> None:
-        self.spec = KeySpec(key)
+    def __init__(self, options: Options, view: str = "") -> None:
         self.options = options
         self.view = view
+
+    @property
+    def namespace(self) -> str:
+        """What keeps the keys apart from those of other guards."""
+        return self.options.namespace or self.view
 
     def lease(self, keys: tuple[str, ...]) -> Lease:
         """Return a lease for ``keys`` that nobody has asked the store for yet."""
         options = self.options
-        ttl, max_hold = options.ttl, options.max_hold
-        if max_hold is None and options.renew:
-            max_hold = conf.SINGLEFLIGHT_MAX_HOLD
+        ttl = conf.SINGLEFLIGHT_TTL if options.ttl is None else as_float(options.ttl)
+        longest = options.max_hold
+        max_hold = conf.SINGLEFLIGHT_MAX_HOLD if longest is None else as_float(longest)
         return Lease(
             get_store(options.cache),
-            self._qualified(keys),
-            float(conf.SINGLEFLIGHT_TTL if ttl is None else ttl),  # type: ignore[arg-type]
-            max_hold=max_hold if options.renew else 0.0,  # type: ignore[arg-type]
+            self.qualified(keys),
+            ttl,
+            max_hold=max_hold if options.renew else 0.0,
             emit=self.tell,
         )
 
     def unprotected(self, keys: tuple[str, ...]) -> Lease:
         """Return a lease that no store knows of."""
-        return Lease.unprotected(self._qualified(keys), self.tell)
+        return Lease.unprotected(self.qualified(keys), self.tell)
+
+    def qualified(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """Put ``keys`` into the namespace."""
+        return tuple(qualify(self.namespace, key) for key in keys)
+
+    @property
+    def observing(self) -> bool:
+        """Whether nothing is to be refused or shared, only told."""
+        return self.options.observe or conf.SINGLEFLIGHT_ENABLED == "observe"
+
+    def tell(self, name: str, lease: Lease, **facts: Any) -> None:
+        """Emit the event ``name`` about ``lease``."""
+        if signals.heard(name, facts.get("reason", "")):
+            if lease.acquired and len(lease.keys) == 1:
+                facts["fence"] = lease.fences[lease.keys[0]]
+            signals.emit(name, self.facts(lease.key, **facts))
+
+    def facts(self, key: str, **facts: Any) -> signals.Facts:
+        """What is known about an event, this guard included."""
+        return signals.Facts(key, self.namespace, self.view, **facts)
+
+
+class Lock(Guard):
+    """A key and options of ``semaphore_lock``, and what it says when a lease can't be had."""
+
+    options: LockOptions
+
+    def __init__(self, key: Any, options: LockOptions, view: str = "") -> None:
+        super().__init__(options, view)
+        self.spec = KeySpec(key)
 
     def goes_on_without(self, error: SingleFlightError) -> bool:
         """Whether the work is to run although ``error`` says that the lease could not be had."""
@@ -102,10 +153,10 @@ class Lock:
         reason = signals.STORE_AWAY if away else "observe"
         if self.observing or (away and self.options.on_store_error == "proceed"):
             event = "unprotected_run" if away else "lease_rejected"
-            signals.emit(event, self._facts(error.key, reason=reason))
+            signals.emit(event, self.facts(error.key, reason=reason))
             return True
         if away:
-            signals.emit("lease_rejected", self._facts(error.key, reason=reason))
+            signals.emit("lease_rejected", self.facts(error.key, reason=reason))
         return False
 
     def refusal(self, request: HttpRequest, error: SingleFlightError) -> Any:
@@ -129,24 +180,6 @@ class Lock:
             return on_conflict(request, error)
         return skip() if on_conflict == "skip" else None
 
-    @property
-    def observing(self) -> bool:
-        """Whether nothing is to be refused, only told."""
-        return self.options.observe or conf.SINGLEFLIGHT_ENABLED == "observe"
-
-    def tell(self, name: str, lease: Lease, **facts: Any) -> None:
-        """Emit the event ``name`` about ``lease``."""
-        if signals.heard(name, facts.get("reason", "")):
-            if lease.acquired and len(lease.keys) == 1:
-                facts["fence"] = lease.fences[lease.keys[0]]
-            signals.emit(name, self._facts(lease.key, **facts))
-
-    def _facts(self, key: str, **facts: Any) -> signals.Facts:
-        return signals.Facts(key, self.options.namespace, self.view, **facts)
-
-    def _qualified(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(qualify(self.options.namespace, key) for key in keys)
-
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise ValueError, naming the choices, if ``value`` is none of them."""
@@ -166,3 +199,8 @@ def checked_methods(methods: object) -> tuple[str, ...]:
     if not checked:
         raise ValueError("methods is empty: the guard would never be used.")
     return checked
+
+
+def as_float(seconds: Seconds) -> float:
+    """Return checked seconds as what they are since ``Options`` has checked them."""
+    return seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)

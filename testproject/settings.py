@@ -54,6 +54,14 @@ CACHES = {
 }
 SINGLEFLIGHT_STORE = os.environ.get("SINGLEFLIGHT_STORE") or None
 
+# Without DEBUG Django would send the tracebacks to the ADMINS alone.
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["console"]},
+}
+
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],

@@ -12,6 +12,7 @@ import pytest
 import redis
 from django.core.cache import caches
 from django.db import connections
+from django_redis.pool import ConnectionFactory
 
 from tests import servers
 from tests import settings as run
@@ -48,6 +49,9 @@ def _start_postgres(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     for server in config.stash.get(_session_servers, []):
         server.stop()
+    if os.environ.get("SINGLEFLIGHT_TEST_REDIS_URL") and _session_servers in config.stash:
+        with redis.Redis.from_url(run.REDIS_URL) as client:
+            client.flushdb()
     shutil.rmtree(run.RUN_DIRECTORY, ignore_errors=True)
 
 
@@ -163,14 +167,22 @@ def cache_at(settings: Any) -> Iterator[Callable[..., str]]:
     ``backend="core"`` makes it Django's own Redis backend.
     """
     names: list[str] = []
+    pools = dict(ConnectionFactory._pools)
 
     def add(url: str, backend: str = "django_redis", **options: Any) -> str:
         make = run.django_core if backend == "core" else run.django_redis
         name = f"extra_{len(names)}_{uuid.uuid4().hex[:6]}"
         names.append(name)
+        # django-redis keeps one pool for each URL, whatever the options of the alias.
+        ConnectionFactory._pools.pop(url, None)
         settings.CACHES = {**settings.CACHES, name: make(url, **options)}
         return name
 
     yield add
     for name in names:
         caches[name].close()
+    for url, pool in ConnectionFactory._pools.items():
+        if pools.get(url) is not pool:
+            pool.disconnect()
+    ConnectionFactory._pools.clear()
+    ConnectionFactory._pools.update(pools)

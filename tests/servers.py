@@ -190,9 +190,9 @@ class Valkey(Server):
 class Sentinel:
     """A primary, its replica and one Sentinel (quorum 1) that calls them ``service``."""
 
-    service = "lessons"
-
     def __init__(self) -> None:
+        # A name of its own: django-redis keeps one pool for each URL, and this is the URL's host.
+        self.service = f"lessons-{free_port()}"
         self.primary = Valkey("--repl-diskless-sync-delay", "0")
         self.replica = Valkey("--replicaof", "127.0.0.1", str(self.primary.port))
         self.watcher = _Watcher(self.service, self.primary.port)

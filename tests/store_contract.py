@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from django.core.cache import close_caches
 
-from singleflight_django.stores.base import Claim, Conflict, Grant, Store
 from singleflight_django.parts import join, qualify
+from singleflight_django.stores.base import Claim, Conflict, Grant, Store
 
 # No wait of a law comes near this, save where the store is broken.
 PATIENCE = 20.0
@@ -407,9 +407,7 @@ class StoreContract:
 
     async def test_many_tasks_wait_at_once_and_each_gets_its_turn(self, store: Store) -> None:
         async def turn(token: str) -> None:
-            while isinstance(
-                answer := await store.aacquire("k", token, LONG, 1, 5.0), Conflict
-            ):
+            while isinstance(answer := await store.aacquire("k", token, LONG, 1, 5.0), Conflict):
                 await store.await_free("k", min(answer.remaining, 0.1))
             await store.arelease("k", token)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,11 +115,14 @@ class TestACacheThatIsAway:
         ["dummy.DummyCache", "filebased.FileBasedCache", "db.DatabaseCache"],
     )
     def test_a_cache_whose_add_has_several_winners_is_refused(
-        self, backend: str, settings: Any
+        self, backend: str, settings: Any, tmp_path: Path
     ) -> None:
         settings.CACHES = {
             **settings.CACHES,
-            "unfit": {"BACKEND": f"django.core.cache.backends.{backend}", "LOCATION": "unfit"},
+            "unfit": {
+                "BACKEND": f"django.core.cache.backends.{backend}",
+                "LOCATION": str(tmp_path),
+            },
         }
         with pytest.raises(StoreUnavailableError, match="SINGLEFLIGHT_CACHE"):
             CacheStore("unfit").acquire("k", "a", LONG, 1, 0.0)

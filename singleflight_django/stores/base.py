@@ -10,6 +10,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 
@@ -31,6 +32,100 @@ class Claim(NamedTuple):
     key: str
     token: str
     ttl: float
+
+
+class Status(StrEnum):
+    """How a flight ended, or a part of it. The value is what the store keeps."""
+
+    DONE = "done"
+    FAILED = "failed"
+    # This leader is gone without an outcome, the flight isn't over: join again.
+    VACANT = "vacant"
+    # The same, but the next leader is not to be counted as one that took over.
+    AGAIN = "again"
+    # The outcome was for the leader's caller alone.
+    UNSHAREABLE = "unshareable"
+
+
+class Joining(NamedTuple):
+    """What a caller says when it joins: see Store.join(). ``wait`` and ``ttl`` in seconds."""
+
+    token: str
+    ttl: float
+    wait: float
+    fingerprint: str = ""
+    # The flight that the caller follows already, and the last landing that it saw of it; or none.
+    flight: int = 0
+    seen: str = "0"
+    # For how long the flight may take at most: what a crash leaves behind is gone after that.
+    life: float = 600.0
+    # How many dead leaders one flight may have before it counts as failed.
+    takeovers: int = 2
+
+
+class Led(NamedTuple):
+    """The caller leads ``flight``; ``takeovers`` leaders of it have died before."""
+
+    flight: int
+    fence: int | None
+    takeovers: int = 0
+
+
+class Busy(NamedTuple):
+    """``flight`` is under way, its lease lives for ``remaining`` more seconds unless renewed.
+
+    ``now``: when the server said so, in seconds on the clock that also says when a flight landed.
+    """
+
+    flight: int
+    remaining: float
+    now: float
+
+
+class Landing(NamedTuple):
+    """What became of a flight. ``at``: when, on the same clock as ``Busy.now``."""
+
+    status: Status
+    payload: bytes = b""
+    at: float = 0.0
+    seen: str = "0"
+
+
+class Kept(NamedTuple):
+    """The outcome of a flight that is over, kept for ``remaining`` more seconds."""
+
+    payload: bytes
+    remaining: float
+
+
+class Mismatch(NamedTuple):
+    """The flight under way, or the outcome kept, is of another fingerprint."""
+
+
+class Apart(NamedTuple):
+    """This identity isn't coalesced for a while: its outcome was not shareable."""
+
+
+Joined = Led | Busy | Landing | Kept | Mismatch | Apart
+
+
+class Publishing(NamedTuple):
+    """What a leader publishes: see Store.publish(). Times in seconds."""
+
+    token: str
+    flight: int
+    status: Status
+    payload: bytes = b""
+    # For how long a caller that comes after the end may have it.
+    keep: float = 0.0
+    # For how long the identity is not coalesced.
+    apart: float = 0.0
+    # How many failures of this flight are followed by another try.
+    retry: int = 0
+    # Whether it has followers that the store doesn't know, in the leader's own process.
+    passengers: bool = False
+    # How long followers wait at most, for a store that knows none of them.
+    linger: float = 60.0
 
 
 class Store(ABC):
@@ -71,6 +166,34 @@ class Store(ABC):
         time.sleep(seconds)
         return False
 
+    @abstractmethod
+    def join(self, key: str, joining: Joining) -> Joined:
+        """Say in one step what the caller is: leader, follower, or done already.
+
+        A follower that joins again (``joining.flight``) gets a landing of its flight that it hasn't
+        seen, if there is one, before anything else.
+        """
+
+    @abstractmethod
+    def publish(self, key: str, publishing: Publishing) -> Status | None:
+        """Store what became of a flight, end its lease and wake its followers, in one step.
+
+        Return the status that the followers see: a failure may have become another try. None if the
+        lease was not the caller's any more: nothing was done then.
+        """
+
+    def wait_landing(self, key: str, flight: int, seen: str, seconds: float) -> Landing | None:
+        """Return the first landing of ``flight`` after ``seen``, or None after ``seconds``.
+
+        A store that wakes nobody (``longest_block`` is 0) only lets the time pass: to join again tells.
+        """
+        time.sleep(seconds)
+        return None
+
+    @abstractmethod
+    def forget(self, key: str) -> None:
+        """Drop the outcome that is kept for ``key``."""
+
     async def aacquire(
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
@@ -89,3 +212,22 @@ class Store(ABC):
         """See wait_free()."""
         await asyncio.sleep(seconds)
         return False
+
+    async def ajoin(self, key: str, joining: Joining) -> Joined:
+        """See join()."""
+        return await asyncio.to_thread(self.join, key, joining)
+
+    async def apublish(self, key: str, publishing: Publishing) -> Status | None:
+        """See publish()."""
+        return await asyncio.to_thread(self.publish, key, publishing)
+
+    async def await_landing(
+        self, key: str, flight: int, seen: str, seconds: float
+    ) -> Landing | None:
+        """See wait_landing()."""
+        await asyncio.sleep(seconds)
+        return None
+
+    async def aforget(self, key: str) -> None:
+        """See forget()."""
+        await asyncio.to_thread(self.forget, key)

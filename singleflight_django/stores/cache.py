@@ -19,7 +19,8 @@ from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.filebased import FileBasedCache
 
 from singleflight_django.exceptions import StoreUnavailableError
-from singleflight_django.stores.base import Claim, Conflict, Grant, Store
+from singleflight_django.stores.base import Claim, Conflict, Grant
+from singleflight_django.stores.cache_flights import CacheFlights, parse_lease
 
 # Their ``add`` has several winners (measured), or no memory at all.
 REFUSED = (DummyCache, FileBasedCache, DatabaseCache)
@@ -27,10 +28,10 @@ REFUSED = (DummyCache, FileBasedCache, DatabaseCache)
 MARGIN = 0.05
 
 
-class CacheStore(Store):
+class CacheStore(CacheFlights):
     """Leases through ``cache.add``, under ``<namespace>:<key>``; holders after the first have a number.
 
-    A lease is the text ``<owner token> <end>``, the end by this machine's wall clock: only for
+    A lease is the text ``<owner token> <end> <more>``, the end by this machine's wall clock: only for
     telling how long it has to live, never for ending it. Whole seconds, rounded up.
     """
 
@@ -47,10 +48,10 @@ class CacheStore(Store):
         if limit > 1:
             self._limits[token] = limit
         for slot in range(limit):
-            ends = self._add(_slot(key, slot), token, ttl)
-            if ends is None:
+            present = self.take(_slot(key, slot), token, ttl)
+            if present is None:
                 return Grant(None)
-            soonest = min(soonest, ends)
+            soonest = min(soonest, present[1])
         self._limits.pop(token, None)
         return Conflict(max(0.0, soonest - time.time()))
 
@@ -63,27 +64,28 @@ class CacheStore(Store):
         held = self._find(key, token)
         if held is None:
             return False
-        slot, left = held
+        slot, left, _ = held
         if left > MARGIN:
-            self._call("delete", slot)
+            self.call("delete", slot)
         self._limits.pop(token, None)
         return True
 
-    def _add(self, slot: str, token: str, ttl: float) -> float | None:
-        """Add the lease; return None if it is ours now, else when the present one ends.
+    def take(self, slot: str, token: str, ttl: float, more: str = "") -> tuple[str, float] | None:
+        """Take a lease: None if it is ours now, else the rest of the present one's text and its end.
 
         A cache that hides its errors answers like one where the key exists: only a foreign token,
         read back, proves a conflict.
         """
         seconds = math.ceil(ttl)
         for _ in range(3):
-            if self._call("add", slot, f"{token} {time.time() + seconds:.3f}", seconds):
+            text = f"{token} {time.time() + seconds:.3f} {more}"
+            if self.call("add", slot, text, seconds):
                 return None
-            owner, ends = _parse(self._call("get", slot))
+            owner, ends, other = parse_lease(self.call("get", slot))
             if owner == token:
                 return None
             if owner:
-                return ends
+                return other, ends
         raise StoreUnavailableError(
             f"The cache {self._alias!r} neither adds the lease nor has one: it is away and hides it.",
             key=slot,
@@ -94,19 +96,21 @@ class CacheStore(Store):
         if held is None or held[1] <= MARGIN:
             return False
         seconds = math.ceil(ttl)
-        self._call("set", held[0], f"{token} {time.time() + seconds:.3f}", seconds)
+        slot, _, more = held
+        self.call("set", slot, f"{token} {time.time() + seconds:.3f} {more}", seconds)
         return True
 
-    def _find(self, key: str, token: str) -> tuple[str, float] | None:
-        """Find the slot that ``token`` holds, and for how many seconds it still does."""
+    def _find(self, key: str, token: str) -> tuple[str, float, str] | None:
+        """Find the slot that ``token`` holds, the seconds that it still does, and the lease's rest."""
         for number in range(self._limits.get(token, 1)):
             slot = _slot(key, number)
-            owner, ends = _parse(self._call("get", slot))
+            owner, ends, more = parse_lease(self.call("get", slot))
             if owner == token:
-                return slot, ends - time.time()
+                return slot, ends - time.time(), more
         return None
 
-    def _call(self, method: str, slot: str, *args: Any) -> Any:
+    def call(self, method: str, slot: str, *args: Any) -> Any:
+        """Call a method of the cache; whatever goes wrong, the store can't tell."""
         cache = usable_cache(self._alias)
         try:
             return getattr(cache, method)(slot, *args)
@@ -128,11 +132,3 @@ def usable_cache(alias: str) -> BaseCache:
 
 def _slot(key: str, number: int) -> str:
     return f"{key}#{number}" if number else key
-
-
-def _parse(value: Any) -> tuple[str, float]:
-    owner, _, ends = value.partition(" ") if isinstance(value, str) else ("", "", "")
-    try:
-        return owner, float(ends)
-    except ValueError:
-        return "", 0.0

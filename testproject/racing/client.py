@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ def fire(port: int, calls: Sequence[Call], timeout: float = 30) -> list[Answer]:
     """
     Send all ``calls`` at once, each over a connection of its own, and return their answers.
 
+    ``timeout``: seconds for all of them together.
+
     All connections are open before the first byte is sent; then one thread writes one small
     request after the other, a millisecond for all of them. A thread for each, released by a
     barrier, is slower: they would have to queue for the interpreter's lock.
@@ -45,7 +48,8 @@ def fire(port: int, calls: Sequence[Call], timeout: float = 30) -> list[Answer]:
         for connection, call in zip(connections, calls, strict=True):
             with suppress(OSError):
                 _send(connection, call)
-        return [_answer(connection) for connection in connections]
+        deadline = time.monotonic() + timeout
+        return [_answer(connection, deadline) for connection in connections]
 
 
 def _send(connection: HTTPConnection, call: Call) -> None:
@@ -53,8 +57,10 @@ def _send(connection: HTTPConnection, call: Call) -> None:
     connection.request(call.method, call.url, urlencode(call.data).encode(), headers)
 
 
-def _answer(connection: HTTPConnection) -> Answer:
+def _answer(connection: HTTPConnection, deadline: float) -> Answer:
     try:
+        if connection.sock:
+            connection.sock.settimeout(max(deadline - time.monotonic(), 0.001))
         response = connection.getresponse()
         return Answer(response.status, response.read())
     except (HTTPException, OSError):

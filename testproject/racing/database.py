@@ -17,10 +17,9 @@ from django.db import connection
 from testproject.lessons.factories import UserFactory
 
 
-@contextmanager
-def migrated_database(directory: Path) -> Iterator[str]:
+def migrate_database(directory: Path) -> str:
     """
-    Migrate DATABASE_URL's database, or else a SQLite file in ``directory``; give its URL.
+    Migrate DATABASE_URL's database, or else a SQLite file in ``directory``; return its URL.
 
     The command's own connection has been configured before anyone knew the directory, so it is
     pointed to the new file as Django's test runner does.
@@ -32,10 +31,7 @@ def migrated_database(directory: Path) -> Iterator[str]:
         connection.close()
         connection.settings_dict["NAME"] = str(path)
     call_command("migrate", verbosity=0, interactive=False)
-    try:
-        yield url
-    finally:
-        connection.close()
+    return url
 
 
 @contextmanager

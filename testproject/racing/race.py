@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from testproject.racing.client import Call, fire
-from testproject.racing.database import count_lessons, migrated_database, student
+from testproject.racing.database import count_lessons, migrate_database, student
 from testproject.racing.forms import Form
 from testproject.racing.servers import Server, redis, web_server
 from testproject.racing.signals import uninterrupted
@@ -59,7 +59,7 @@ class Race:
         self.say("Starting Redis, the database and the web servers ...")
         directory = Path(self._keep(tempfile.TemporaryDirectory(prefix="race-")))
         redis_url = self._keep(redis(directory))
-        database_url = self._keep(migrated_database(directory))
+        database_url = migrate_database(directory)
         user = self._keep(student())
         self.say(_without_password(f"Redis at {redis_url}, database at {database_url}"))
         self._start_servers(directory, {"REDIS_URL": redis_url, "DATABASE_URL": database_url})
@@ -82,13 +82,15 @@ class Race:
             self.say(f"{server.name} on port {server.port}: {self.workers} worker processes")
 
     def _run_form(self, form: Form, user: int) -> Result:
-        result = Result(form.expectation)
+        result, server = Result(form.expectation), self.servers[form.server, form.store]
         for _ in range(self.rounds):
             self._volley(form, user, result.identical, [uuid.uuid4()] * self.requests)
             self._volley(form, user, result.different, [uuid.uuid4() for _ in range(self.requests)])
         if form.expectation.races:
             self._insist(form, user, result.identical)
         self.say(f"{form.name}: {result.identical_verdict}")
+        if not result.held and (words := server.last_words()):
+            self.say(f"{form.name} FAILED. {server.name} wrote last:\n{words}")
         return result
 
     def _insist(self, form: Form, user: int, tally: Tally) -> None:

@@ -38,10 +38,14 @@ class Server:
         deadline = time.monotonic() + STARTUP
         while len(seen) < self.workers:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise CommandError(f"{self.name} did not start:\n{self.log.read_text()[-4000:]}")
+                raise CommandError(f"{self.name} did not start:\n{self.last_words()}")
             # More calls than workers, all at once, so that no worker can answer them all.
             answers = fire(self.port, [Call("GET", "/worker/", {})] * self.workers * 4, timeout=5)
             seen |= {answer.body for answer in answers if answer.status == 200}
+
+    def last_words(self) -> str:
+        """The end of the server's log: where something has gone wrong, most likely the reason."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
 
 
 @contextmanager

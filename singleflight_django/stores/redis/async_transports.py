@@ -58,12 +58,12 @@ class AsyncConnectionTransport:
             for call, reply in zip(calls, replies, strict=True)
         ]
 
-    async def pop(self, key: str, seconds: float) -> bool:
-        """See ConnectionTransport.pop()."""
-        (reply,) = await self._exchange([pack(b"BLPOP", key, f"{seconds:.3f}")])
+    async def ask(self, *command: str | int) -> Any:
+        """See ConnectionTransport.ask()."""
+        (reply,) = await self._exchange([pack(*command)])
         if isinstance(reply, Exception):
             raise reply
-        return reply is not None
+        return reply
 
     async def drop(self) -> None:
         """See ConnectionTransport.drop()."""
@@ -151,9 +151,9 @@ class AsyncClientTransport:
                 replies.append(error)
         return replies
 
-    async def pop(self, key: str, seconds: float) -> bool:
-        """See ConnectionTransport.pop()."""
-        return await self._execute("BLPOP", key, f"{seconds:.3f}") is not None
+    async def ask(self, *command: str | int) -> Any:
+        """See ConnectionTransport.ask()."""
+        return await self._execute(*command)
 
     async def _execute(self, *args: Any) -> Any:
         if self._client is None:

@@ -6,6 +6,9 @@ A key's entries share the hash tag ``{…}``, so that they live on one node of a
 ``<prefix>:{<key>}:fence``   the last fencing token, remembered for 10 ttl
 ``<prefix>:{<key>}:waiting`` exists while somebody waits for the lease
 ``<prefix>:{<key>}:free``    list, one element for each release that somebody waited for
+``<prefix>:{<key>}:flight``  hash, what is known of the flight under way, or kept of the last one
+``<prefix>:{<key>}:apart``   exists while the identity is not coalesced
+``<prefix>:{<key>}:<number>`` stream, what became of a flight, while followers may come to read it
 """
 
 from __future__ import annotations
@@ -74,4 +77,127 @@ if redis.call('EXISTS', KEYS[2]) == 1 then
   redis.call('PEXPIRE', KEYS[3], 10000)
 end
 return tonumber(ends) > time[1] * 1000000 + time[2] and 1 or 0
+""")
+
+# Puts what became of a flight where its followers read it, for as long as the longest of them waits.
+_LAND = """\
+local function us(number) return string.format('%.0f', number) end
+local function land(outcome, now, till, status, payload)
+  local entry = {'s', status, 'p', payload}
+  local added = redis.pcall('XADD', outcome, us(now) .. '-0', unpack(entry))
+  -- The clock stepped back: the server numbers the landing after the last one.
+  if type(added) == 'table' and added.err then redis.call('XADD', outcome, '*', unpack(entry)) end
+  redis.call('PEXPIRE', outcome, math.ceil((till - now) / 1000) + 1000)
+end
+"""
+
+# KEYS: lease, fence, flight, outcome of the flight that the caller follows, apart.
+# ARGV: token, ttl, wait, fingerprint, the followed flight or 0, last landing seen of it, most
+# takeovers, life, start of an outcome's key. Times in ms.
+# Returns {'landing', id, fields}, {'apart'}, {'busy', flight, ms left, now in us}, {'mismatch'},
+# {'kept', payload, ms left} or {'led', flight, fence, takeovers}.
+#
+# All in one step, since between two of them the flight can end: a caller that saw "no result yet" and
+# then wins the lease would do the work a second time.
+JOIN = _script(
+    _LAND
+    + """\
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local token, ttl, wait, print = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+
+if ARGV[5] ~= '0' then
+  local landed = redis.call('XREAD', 'COUNT', 1, 'STREAMS', KEYS[4], ARGV[6])
+  if landed then return {'landing', landed[1][2][1][1], landed[1][2][1][2]} end
+end
+if redis.call('EXISTS', KEYS[5]) == 1 then return {'apart'} end
+
+local known = redis.call('HMGET', KEYS[3], 'flight', 'print', 'open', 'till', 'takeovers', 'again',
+  'kept', 'ends', 'fence')
+local flight, open, till = known[1], known[3], tonumber(known[4]) or 0
+local takeovers = tonumber(known[5]) or 0
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+local holder = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+
+if holder[1] == token then return {'led', flight, known[9], takeovers} end
+if holder[1] then
+  if known[2] ~= print then return {'mismatch'} end
+  if now + wait * 1000 > till then redis.call('HSET', KEYS[3], 'till', us(now + wait * 1000)) end
+  return {'busy', flight, math.ceil((holder[2] - now) / 1000), us(now)}
+end
+if not open and known[7] and tonumber(known[8]) > now then
+  if known[2] ~= print then return {'mismatch'} end
+  return {'kept', known[7], math.ceil((known[8] - now) / 1000)}
+end
+
+local taken_over = open and (ARGV[5] == flight or till > now)
+if taken_over then
+  if not known[6] then takeovers = takeovers + 1 end
+  if takeovers > tonumber(ARGV[7]) then
+    land(ARGV[9] .. flight, now, math.max(till, now), 'failed', '')
+    redis.call('DEL', KEYS[3])
+    if ARGV[5] == flight then
+      return {'landing', us(now) .. '-0', {'s', 'failed', 'p', ''}}
+    end
+    taken_over = false
+  end
+end
+
+local fence = math.max(now, (tonumber(redis.call('GET', KEYS[2])) or 0) + 1)
+redis.call('SET', KEYS[2], us(fence), 'PX', ttl * 10)
+redis.call('ZADD', KEYS[1], us(now + ttl * 1000), token)
+redis.call('PEXPIRE', KEYS[1], ttl)
+if taken_over then
+  redis.call('HDEL', KEYS[3], 'again')
+else
+  flight, takeovers = us(fence), 0
+  redis.call('DEL', KEYS[3])
+  redis.call('HSET', KEYS[3], 'flight', flight, 'print', print, 'open', 1)
+end
+redis.call('HSET', KEYS[3], 'takeovers', takeovers, 'fence', us(fence))
+redis.call('PEXPIRE', KEYS[3], ARGV[8])
+return {'led', flight, us(fence), takeovers}
+"""
+)
+
+# KEYS: lease, flight, outcome, apart.
+# ARGV: token, status, payload, keep, apart, retry, 1 if followers wait in the leader's own process.
+# Times in ms. Returns the status that followers see, or false if the lease was not the token's any
+# more.
+PUBLISH = _script(
+    _LAND
+    + """\
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if not ends or tonumber(ends) <= now then return false end
+redis.call('ZREM', KEYS[1], ARGV[1])
+
+local status, keep, apart = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
+local known = redis.call('HMGET', KEYS[2], 'till', 'failures')
+local till = tonumber(known[1]) or 0
+local followed = till > now or ARGV[7] == '1'
+if status == 'failed' and followed and (tonumber(known[2]) or 0) < tonumber(ARGV[6]) then
+  redis.call('HINCRBY', KEYS[2], 'failures', 1)
+  status = 'again'
+end
+if status == 'again' and followed then
+  redis.call('HSET', KEYS[2], 'again', 1)
+elseif status == 'done' and keep > 0 then
+  redis.call('HDEL', KEYS[2], 'open')
+  redis.call('HSET', KEYS[2], 'kept', ARGV[3], 'ends', string.format('%.0f', now + keep * 1000))
+  redis.call('PEXPIRE', KEYS[2], keep)
+elseif status ~= 'vacant' or not followed then
+  redis.call('DEL', KEYS[2])
+end
+if apart > 0 then redis.call('SET', KEYS[4], 1, 'PX', apart) end
+if till > now then land(KEYS[3], now, till, status, ARGV[3]) end
+return status
+"""
+)
+
+# KEYS: flight. Drops what is kept, never a flight under way. Returns 1 if there was something.
+FORGET = _script("""\
+if redis.call('HEXISTS', KEYS[1], 'open') == 1 then return 0 end
+return redis.call('DEL', KEYS[1])
 """)

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from singleflight_django.exceptions import StoreUnavailableError
-from singleflight_django.stores.base import Claim, Conflict, Grant, Store
+from singleflight_django.stores.base import (
+    Claim,
+    Conflict,
+    Grant,
+    Joined,
+    Joining,
+    Landing,
+    Publishing,
+    Status,
+    Store,
+)
 from singleflight_django.stores.redis.async_transports import LoopTransports
 from singleflight_django.stores.redis.clients import Server, primary_client
+from singleflight_django.stores.redis.flights import (
+    first_landing,
+    forget_call,
+    join_call,
+    joined,
+    ms,
+    publish_call,
+    published,
+)
 from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE, RENEW
 from singleflight_django.stores.redis.transports import Call, transport_to
 
@@ -88,7 +106,7 @@ class RedisStore(Store):
         """See Store.wait_free()."""
         with self._translated(key):
             try:
-                return self._link.transport.pop(self._entry(key, "free"), max(seconds, 0.001))
+                return self._link.transport.ask(*self._blpop(key, seconds)) is not None
             except self._link.server.errors.NoPermissionError:
                 time.sleep(min(seconds, UNWAKEABLE_PAUSE))
                 return True
@@ -96,30 +114,86 @@ class RedisStore(Store):
     async def await_free(self, key: str, seconds: float) -> bool:
         """See wait_free()."""
         with self._translated(key):
-            free = self._entry(key, "free")
             try:
-                return await self._link.loops.current().pop(free, max(seconds, 0.001))
+                return await self._link.loops.current().ask(*self._blpop(key, seconds)) is not None
             except self._link.server.errors.NoPermissionError:
                 await asyncio.sleep(min(seconds, UNWAKEABLE_PAUSE))
                 return True
 
+    def join(self, key: str, joining: Joining) -> Joined:
+        """See Store.join()."""
+        with self._translated(key):
+            return joined(self._link.transport.run(join_call(self._base(key), joining))[0])
+
+    async def ajoin(self, key: str, joining: Joining) -> Joined:
+        """See join()."""
+        with self._translated(key):
+            call = join_call(self._base(key), joining)
+            return joined((await self._link.loops.current().run(call))[0])
+
+    def publish(self, key: str, publishing: Publishing) -> Status | None:
+        """See Store.publish()."""
+        with self._translated(key):
+            call = publish_call(self._base(key), publishing)
+            return published(*self._link.transport.run(call), publishing)
+
+    async def apublish(self, key: str, publishing: Publishing) -> Status | None:
+        """See publish()."""
+        with self._translated(key):
+            call = publish_call(self._base(key), publishing)
+            return published(*(await self._link.loops.current().run(call)), publishing)
+
+    def wait_landing(self, key: str, flight: int, seen: str, seconds: float) -> Landing | None:
+        """See Store.wait_landing()."""
+        with self._translated(key):
+            return first_landing(self._link.transport.ask(*self._xread(key, flight, seen, seconds)))
+
+    async def await_landing(
+        self, key: str, flight: int, seen: str, seconds: float
+    ) -> Landing | None:
+        """See wait_landing()."""
+        with self._translated(key):
+            command = self._xread(key, flight, seen, seconds)
+            return first_landing(await self._link.loops.current().ask(*command))
+
+    def forget(self, key: str) -> None:
+        """See Store.forget()."""
+        with self._translated(key):
+            self._link.transport.run(forget_call(self._base(key)))
+
+    async def aforget(self, key: str) -> None:
+        """See forget()."""
+        with self._translated(key):
+            await self._link.loops.current().run(forget_call(self._base(key)))
+
+    def _blpop(self, key: str, seconds: float) -> tuple[str, str, str]:
+        return ("BLPOP", self._entry(key, "free"), f"{max(seconds, 0.001):.3f}")
+
+    def _xread(self, key: str, flight: int, seen: str, seconds: float) -> tuple[str | int, ...]:
+        # A block of 0 would be for ever.
+        block = max(1, ms(seconds))
+        return ("XREAD", "BLOCK", block, "STREAMS", f"{self._base(key)}{flight}", seen)
+
+    def _base(self, key: str) -> str:
+        return f"{self._prefix}:{{{key}}}:"
+
     def _entry(self, key: str, name: str) -> str:
-        return f"{self._prefix}:{{{key}}}:{name}"
+        return self._base(key) + name
 
     def _acquire(self, key: str, token: str, ttl: float, limit: int, wait: float) -> Call:
-        base = f"{self._prefix}:{{{key}}}:"
+        base = self._base(key)
         return Call(
             ACQUIRE,
             (base + "lease", base + "fence", base + "waiting"),
-            (token, _ms(ttl), limit, _ms(wait)),
+            (token, ms(ttl), limit, ms(wait)),
         )
 
     def _renew(self, claim: Claim) -> Call:
         key, token, ttl = claim
-        return Call(RENEW, (self._entry(key, "lease"),), (token, _ms(ttl)))
+        return Call(RENEW, (self._entry(key, "lease"),), (token, ms(ttl)))
 
     def _release(self, key: str, token: str) -> Call:
-        base = f"{self._prefix}:{{{key}}}:"
+        base = self._base(key)
         return Call(RELEASE, (base + "lease", base + "waiting", base + "free"), (token,))
 
     @contextmanager
@@ -137,10 +211,6 @@ class RedisStore(Store):
 def store_on(alias: str, prefix: str) -> RedisStore:
     """Return a store of ``prefix`` on the server of the cache ``alias``."""
     return RedisStore(Link(alias), prefix)
-
-
-def _ms(seconds: float) -> int:
-    return math.ceil(seconds * 1000)
 
 
 def _answer(reply: Any) -> Grant | Conflict:

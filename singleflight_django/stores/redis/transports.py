@@ -27,7 +27,7 @@ class Call(NamedTuple):
 
     script: Script
     keys: tuple[str, ...]
-    args: tuple[str | int, ...]
+    args: tuple[str | bytes | int, ...]
 
 
 def pack(*args: str | bytes | int) -> bytes:
@@ -89,12 +89,12 @@ class ConnectionTransport:
             for call, reply in zip(calls, replies, strict=True)
         ]
 
-    def pop(self, key: str, seconds: float) -> bool:
-        """Wait until ``key``, a list, has an element to pop; False after ``seconds``."""
-        (reply,) = self._exchange([pack(b"BLPOP", key, f"{seconds:.3f}")])
+    def ask(self, *command: str | int) -> Any:
+        """Send one command, once, and return its reply."""
+        (reply,) = self._exchange([pack(*command)])
         if isinstance(reply, Exception):
             raise reply
-        return reply is not None
+        return reply
 
     def drop(self) -> None:
         """Close what is idle: the server behind it has gone, or changed."""
@@ -179,9 +179,9 @@ class ClientTransport:
                 replies.append(error)
         return replies
 
-    def pop(self, key: str, seconds: float) -> bool:
-        """See ConnectionTransport.pop()."""
-        return self._execute("BLPOP", key, f"{seconds:.3f}") is not None
+    def ask(self, *command: str | int) -> Any:
+        """See ConnectionTransport.ask()."""
+        return self._execute(*command)
 
     def _execute(self, *args: Any) -> Any:
         return self.server.client.execute_command(*args)

@@ -1,0 +1,293 @@
+"""A flight: one execution for a key, from joining to publishing.
+
+Go's singleflight (golang.org/x/sync) across processes: who leads does the work and publishes what
+became of it, who follows gets that. The lease tells a dead leader from a slow one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from singleflight_django import tier
+from singleflight_django.exceptions import (
+    FingerprintMismatchError,
+    FlightTimeoutError,
+    LeaderFailedError,
+    LeaseLostError,
+    StoreUnavailableError,
+)
+from singleflight_django.lease import Lease, enter, refuse_nested
+from singleflight_django.renewal import keeper
+from singleflight_django.steps import Ask, Steps
+from singleflight_django.stores.base import (
+    Apart,
+    Busy,
+    Joining,
+    Kept,
+    Landing,
+    Led,
+    Mismatch,
+    Publishing,
+    Status,
+)
+from singleflight_django.waiting import Deadline, clock, pauses
+
+MOST_TAKEOVERS = 2
+
+
+@dataclass(slots=True)
+class Flight:
+    """One caller's part in a flight. Times in seconds.
+
+    ``lease``: what it will lead with, if it does; ``tell``: emits an event about the flight.
+    """
+
+    lease: Lease
+    tell: Callable[..., None]
+    wait: float
+    fingerprint: str = ""
+    retry: int = 0
+    takeover: bool = True
+    # How many callers of this colour may wait in this process, threads or tasks; None: any number.
+    max_followers: int | None = None
+    blocking: bool = True
+    longest_pause: float = 0.5
+    # For how long an outcome that could not be shared keeps the identity from being coalesced.
+    apart: float = 0.0
+    local: tier.LocalFlight | None = None
+    led: Led | None = None
+
+    @property
+    def key(self) -> str:
+        """The key, namespace included."""
+        return self.lease.keys[0]
+
+
+class Leading(NamedTuple):
+    """The caller leads: it does the work, then lands the flight."""
+
+
+class Shared(NamedTuple):
+    """The outcome of the flight that the caller followed."""
+
+    payload: bytes
+
+
+class Alone(NamedTuple):
+    """The outcome is for the leader's caller alone; ``reason`` says why."""
+
+    reason: str
+
+
+Outcome = Leading | Shared | Kept | Alone
+
+
+def join(flight: Flight) -> Steps:
+    """Lead, or wait for the outcome of whoever does. Returns an Outcome.
+
+    Raises FlightTimeoutError when ``wait`` is used up, LeaderFailedError, FingerprintMismatchError,
+    TooManyFollowersError, NestedFlightError, StoreUnavailableError.
+    """
+    refuse_nested(flight.lease.keys)
+    arrived, deadline = clock(), Deadline(flight.wait)
+    while True:
+        local, passenger = tier.board((flight.lease.store, flight.key, flight.fingerprint))
+        if passenger is None:
+            news = yield from _as_agent(flight, local, deadline)
+        else:
+            news = yield from _as_passenger(flight, local, passenger, deadline)
+        if not (isinstance(news, Landing) and news.status in (Status.AGAIN, Status.VACANT)):
+            return _outcome(flight, news, clock() - arrived)
+
+
+def _as_passenger(
+    flight: Flight, local: tier.LocalFlight, passenger: tier.Passenger, deadline: Deadline
+) -> Steps:
+    try:
+        with tier.seat(flight.blocking, flight.max_followers, flight.key):
+            yield Ask(passenger, "wait_news", (deadline.left(),))
+    except BaseException:
+        if not local.leave(passenger) and passenger.news is tier.AGENT:
+            local.hand_over()
+        raise
+    if local.leave(passenger):
+        raise _timed_out(flight)
+    if passenger.news is tier.AGENT:
+        return (yield from _as_agent(flight, local, deadline))
+    if isinstance(passenger.news, Exception):
+        raise StoreUnavailableError(str(passenger.news), key=flight.key) from passenger.news
+    return passenger.news
+
+
+def _as_agent(flight: Flight, local: tier.LocalFlight, deadline: Deadline) -> Steps:
+    try:
+        news = yield from _ask_the_store(flight, local, deadline)
+    except StoreUnavailableError as error:
+        local.land(error)
+        raise
+    except BaseException:
+        local.hand_over()
+        raise
+    if isinstance(news, Leading):
+        return news
+    local.land(news)
+    return news
+
+
+def _ask_the_store(flight: Flight, local: tier.LocalFlight, deadline: Deadline) -> Steps:
+    store, pause = flight.lease.store, pauses(flight.longest_pause)
+    while True:
+        asked = clock()
+        try:
+            answer = yield Ask(store, "join", (flight.key, _joining(flight, local, deadline)))
+        except BaseException as error:
+            yield from _undo(flight.lease, error)
+            raise
+        if isinstance(answer, Led):
+            return _lead(flight, local, answer, asked)
+        if isinstance(answer, Busy):
+            local.follow(answer.flight, asked, answer.now)
+            answer = yield from _wait(flight, local, answer, deadline, next(pause))
+        if isinstance(answer, Landing):
+            local.seen = answer.seen
+            if answer.status in (Status.AGAIN, Status.VACANT):
+                continue
+        if answer is not None:
+            return answer
+
+
+def _joining(flight: Flight, local: tier.LocalFlight, deadline: Deadline) -> Joining:
+    lease = flight.lease
+    return Joining(
+        lease.token,
+        lease.ttl,
+        deadline.left(),
+        flight.fingerprint,
+        local.flight,
+        local.seen,
+        max(lease.max_hold, lease.ttl) + lease.ttl + flight.wait,
+        MOST_TAKEOVERS if flight.takeover else 0,
+    )
+
+
+def _wait(
+    flight: Flight, local: tier.LocalFlight, busy: Busy, deadline: Deadline, pause: float
+) -> Steps:
+    """Wait for a landing, for no longer than the lease lives: what is to be done then, a join tells."""
+    left = deadline.left()
+    if left <= 0:
+        raise _timed_out(flight)
+    store = flight.lease.store
+    seconds = min(left, store.longest_block or pause, busy.remaining + 0.001)
+    with tier.seat(flight.blocking, flight.max_followers, flight.key):
+        landing = yield Ask(
+            store, "wait_landing", (flight.key, local.flight, local.seen, seconds)
+        )
+    if landing is None:
+        deadline.spend(seconds)
+    return landing
+
+
+def _lead(flight: Flight, local: tier.LocalFlight, led: Led, asked: float) -> Leading:
+    lease = flight.lease
+    lease.grant(flight.key, led.fence, asked)
+    flight.local, flight.led = local, led
+    local.flight = led.flight
+    enter(lease)
+    keeper.watch(lease)
+    flight.tell("flight_taken_over" if led.takeovers else "flight_led", fence=led.fence)
+    return Leading()
+
+
+def _undo(lease: Lease, error: BaseException) -> Steps:
+    """Give back what an interrupted join may have taken."""
+    lease.grant(lease.keys[0], None, clock())
+    lease.end()
+    if isinstance(error, StoreUnavailableError):
+        keeper.give_back_later(lease)
+        return
+    try:
+        yield Ask(lease.store, "release", (lease.keys[0], lease.token))
+    except StoreUnavailableError:
+        keeper.give_back_later(lease)
+
+
+def land(
+    flight: Flight, status: Status, payload: bytes = b"", keep: float = 0.0, apart: float = 0.0
+) -> Steps:
+    """Publish what became of a flight that the caller led. Returns whether it still was its own.
+
+    Raises nothing of its own: the caller has a result, or an exception, that matters more.
+    """
+    lease, local, led = flight.lease, flight.local, flight.led
+    if local is None or led is None or not lease.end():
+        return True
+    keeper.forget(lease)
+    # From here on newcomers ask the store themselves: the flight ends when it is published.
+    local.close()
+    publishing = Publishing(
+        lease.token,
+        led.flight,
+        status,
+        payload,
+        keep,
+        apart,
+        flight.retry,
+        local.has_passengers,
+        flight.wait,
+    )
+    try:
+        seen = yield Ask(lease.store, "publish", (flight.key, publishing))
+    except Exception:
+        keeper.give_back_later(lease)
+        seen = status
+    except BaseException:
+        local.hand_over()
+        keeper.give_back_later(lease)
+        raise
+    if seen is None:
+        lease.lose("it had ended before the outcome was published")
+    if seen in (None, Status.AGAIN, Status.VACANT):
+        local.hand_over()
+    else:
+        local.land(Landing(seen, payload))
+    return seen is not None
+
+
+def lapse(flight: Flight) -> None:
+    """Leave a flight whose work may still be going on: it is nobody's until the lease has lapsed."""
+    if flight.local is not None and flight.lease.end():
+        keeper.forget(flight.lease)
+        flight.tell("flight_failed", reason="abandoned")
+        flight.local.hand_over()
+
+
+def _outcome(flight: Flight, news: object, waited: float) -> Outcome:
+    if isinstance(news, Mismatch):
+        raise FingerprintMismatchError(
+            f"{flight.key!r} is under way with another content.", key=flight.key
+        )
+    if isinstance(news, Apart):
+        return Alone("apart")
+    if isinstance(news, Leading):
+        return news
+    if isinstance(news, Kept):
+        flight.tell("flight_joined", wait=waited, reason="kept")
+        return news
+    landing: Landing = news  # type: ignore[assignment]
+    if landing.status == Status.FAILED:
+        flight.tell("flight_failed", wait=waited)
+        raise LeaderFailedError(f"The leader of {flight.key!r} failed.", key=flight.key)
+    if landing.status == Status.UNSHAREABLE:
+        return Alone("unshareable")
+    flight.tell("flight_joined", wait=waited)
+    return Shared(landing.payload)
+
+
+def _timed_out(flight: Flight) -> FlightTimeoutError:
+    flight.tell("flight_timed_out", wait=flight.wait)
+    return FlightTimeoutError(
+        f"{flight.key!r} was still under way after {flight.wait:g} s.", key=flight.key
+    )
