@@ -44,7 +44,7 @@ async def _carry_out(steps: Steps, ask: Ask | None, result: Any) -> Any:
             answer = await (asyncio.shield(call) if whole else call)
         except BaseException as error:
             if whole and not call.done():
-                _in_background(_finish(steps, ask, call))
+                in_background(_finish(steps, ask, call))
                 raise
             ask, result = _advance(steps.throw, error)
         else:
@@ -77,7 +77,8 @@ def _advance(advance: Callable[[Any], Any], value: Any) -> tuple[Ask | None, Any
         return None, stop.value
 
 
-def _in_background(rest: Coroutine[Any, Any, None]) -> None:
+def in_background(rest: Coroutine[Any, Any, None]) -> None:
+    """Carry ``rest`` out while the caller goes on."""
     task = asyncio.ensure_future(rest)
     _background.add(task)
     task.add_done_callback(_background.discard)

@@ -78,17 +78,16 @@ def _in_memory(request: HttpRequest, raw: bytes) -> list[object]:
 
 def _multipart(request: Any) -> list[object] | None:
     inner = unwrap(request)
-    if is_drf(request) or inner.method == "POST" or inner.POST:
+    if is_drf(request) or inner.method == "POST" or getattr(inner, "_post", None):
         form, files = request.POST, request.FILES
     else:
-        # Django parses the method POST only.
+        # Django parses the method POST only, a middleware perhaps others.
         try:
             body = BytesIO(inner.body)
         except (RequestDataTooBig, RawPostDataException):
             return None
-        form, files = MultiPartParser(
-            inner.META, body, [_Hasher(inner)], inner.encoding
-        ).parse()
+        parser = MultiPartParser(inner.META, body, [_Hasher(inner)], inner.encoding)
+        form, files = parser.parse()
     if not form and not files:
         return None  # read as a stream before, perhaps: then any two would be equal
     pairs = [(name, value) for name, values in _sorted(form) for value in values]

@@ -74,7 +74,7 @@ def checked_vary(vary: object) -> tuple[str, ...]:
 
 
 def headers_inside(scope: Scope, vary: Iterable[str] = ()) -> frozenset[str]:
-    """Return the headers, in lower case, that a response may vary on without leaving its identity."""
+    """Return the headers, in lower case, that a response may vary on within its identity."""
     caller = ("Cookie", *CREDENTIALS) if scope == "user" else ()
     return frozenset(name.lower() for name in (*NEGOTIATED, *caller, *vary))
 

@@ -59,7 +59,7 @@ HARMLESS: Final = frozenset(
     b3 baggage request-id sentry-trace traceparent tracestate uber-trace-id x-amzn-trace-id
     x-cloud-trace-context x-correlation-id x-envoy-attempt-count x-envoy-expected-rq-timeout-ms
     x-request-id x-request-start x-queue-start
-    """.split()
+    """.split()  # noqa: SIM905
 )
 HARMLESS_PREFIXES: Final = ("sec-ch-", "sec-fetch-", "x-b3-", "x-datadog-")
 
@@ -68,7 +68,7 @@ _NAMELESS: Final = "nameless"
 
 def check_scope(scope: object) -> None:
     """Raise unless ``scope`` is "user", "global" or a plain function of the request."""
-    if iscoroutinefunction(scope) or iscoroutinefunction(getattr(scope, "__call__", None)):
+    if iscoroutinefunction(scope) or iscoroutinefunction(type(scope).__call__):
         raise TypeError(f"scope={scope!r} is async. Write a plain function.")
     if not callable(scope) and scope not in ("user", "global"):
         raise ValueError(
@@ -82,7 +82,7 @@ def principal(request: Any, scope: Scope = "user") -> object:
         return "global"
     if scope == "user":
         return _caller(request)
-    text = scope(request)
+    text: object = scope(request)
     if iscoroutine(text):
         text.close()
     if not isinstance(text, str):
@@ -104,7 +104,7 @@ async def aprincipal(request: Any, scope: Scope = "user") -> object:
 async def _load_user(request: Any) -> None:
     # Asking REST framework's request authenticates it, which its view has done.
     user = None if is_drf(request) else getattr(request, "user", None)
-    if not isinstance(user, LazyObject) or user._wrapped is not empty:  # type: ignore[comparison-overlap]
+    if not isinstance(user, LazyObject) or user._wrapped is not empty:
         return
     load = vars(user).get("_setupfunc")
     if getattr(load, "__module__", "") == "django.contrib.auth.middleware":

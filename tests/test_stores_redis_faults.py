@@ -220,7 +220,8 @@ def test_a_server_without_memory_never_says_that_someone_else_holds_it(
         client.config_set("maxmemory", 1)
         with contextlib.suppress(StoreUnavailableError):
             assert isinstance(calls.acquire("k2", "b"), Grant)
-        assert calls.renew(Claim("k", "a", LONG)) == [True]
+        with contextlib.suppress(StoreUnavailableError):
+            assert calls.renew(Claim("k", "a", LONG)) == [True]
         assert calls.release("k", "a") is True
         client.config_set("maxmemory", 0)
     assert isinstance(calls.acquire("k", "b"), Grant)

@@ -190,6 +190,10 @@ class Store(ABC):
         time.sleep(seconds)
         return None
 
+    def followed(self, key: str) -> bool:
+        """Whether anybody may be waiting for the flight of ``key`` to land."""
+        return True
+
     @abstractmethod
     def forget(self, key: str) -> None:
         """Drop the outcome that is kept for ``key``."""
@@ -227,6 +231,10 @@ class Store(ABC):
         """See wait_landing()."""
         await asyncio.sleep(seconds)
         return None
+
+    async def afollowed(self, key: str) -> bool:
+        """See followed()."""
+        return self.followed(key)
 
     async def aforget(self, key: str) -> None:
         """See forget()."""

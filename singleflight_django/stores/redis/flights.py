@@ -17,7 +17,7 @@ from singleflight_django.stores.base import (
     Publishing,
     Status,
 )
-from singleflight_django.stores.redis.scripts import FORGET, JOIN, PUBLISH
+from singleflight_django.stores.redis.scripts import FOLLOWED, FORGET, JOIN, PUBLISH
 from singleflight_django.stores.redis.transports import Call
 
 
@@ -78,6 +78,11 @@ def published(reply: Any, resent: bool, publishing: Publishing) -> Status | None
 def forget_call(base: str) -> Call:
     """Ask to drop what is kept."""
     return Call(FORGET, (base + "flight",), ())
+
+
+def followed_call(base: str) -> Call:
+    """Ask whether anybody follows."""
+    return Call(FOLLOWED, (base + "flight",), ())
 
 
 def joined(reply: list[Any]) -> Joined:

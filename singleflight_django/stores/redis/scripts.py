@@ -201,3 +201,10 @@ FORGET = _script("""\
 if redis.call('HEXISTS', KEYS[1], 'open') == 1 then return 0 end
 return redis.call('DEL', KEYS[1])
 """)
+
+# KEYS: flight. Returns 1 if a follower of the flight may still be waiting.
+FOLLOWED = _script("""\
+local time = redis.call('TIME')
+local till = tonumber(redis.call('HGET', KEYS[1], 'till')) or 0
+return till > time[1] * 1000000 + time[2] and 1 or 0
+""")

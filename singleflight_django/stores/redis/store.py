@@ -24,6 +24,7 @@ from singleflight_django.stores.redis.async_transports import LoopTransports
 from singleflight_django.stores.redis.clients import Server, primary_client
 from singleflight_django.stores.redis.flights import (
     first_landing,
+    followed_call,
     forget_call,
     join_call,
     joined,
@@ -155,6 +156,16 @@ class RedisStore(Store):
         with self._translated(key):
             command = self._xread(key, flight, seen, seconds)
             return first_landing(await self._link.loops.current().ask(*command))
+
+    def followed(self, key: str) -> bool:
+        """See Store.followed()."""
+        with self._translated(key):
+            return bool(self._link.transport.run(followed_call(self._base(key)))[0])
+
+    async def afollowed(self, key: str) -> bool:
+        """See followed()."""
+        with self._translated(key):
+            return bool((await self._link.loops.current().run(followed_call(self._base(key))))[0])
 
     def forget(self, key: str) -> None:
         """See Store.forget()."""
