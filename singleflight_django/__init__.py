@@ -1,7 +1,14 @@
 """Answer two identical requests at once with one execution: reject, skip or coalesce the second."""
 
-from singleflight_django.decorators import semaphore_lock
+from singleflight_django.decorators import semaphore_lock, single_flight
 from singleflight_django.exceptions import LeaseConflictError
+from singleflight_django.functions import SingleFlight
 from singleflight_django.mixins import SemaphoreLockMixin
 
-__all__ = ["LeaseConflictError", "SemaphoreLockMixin", "semaphore_lock"]
+__all__ = [
+    "LeaseConflictError",
+    "SemaphoreLockMixin",
+    "SingleFlight",
+    "semaphore_lock",
+    "single_flight",
+]

@@ -12,13 +12,15 @@ from typing import Any, Literal, TypeVar, cast
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
+from singleflight_django.coalescing import ALL_METHODS, Coalescer, ViewOptions
 from singleflight_django.conf import conf
 from singleflight_django.drivers import arun, run
 from singleflight_django.exceptions import LeaseConflictError, SingleFlightError
+from singleflight_django.flight_views import flight_view
 from singleflight_django.guards import UNSAFE_METHODS, Lock, LockOptions, OnConflict, Seconds
-from singleflight_django.holding import interrupted, outlives
+from singleflight_django.holding import outlives, was_cancelled
 from singleflight_django.lease import Lease
-from singleflight_django.locking import acquire, release
+from singleflight_django.locking import acquire, lapse, release
 from singleflight_django.placement import (
     dispatches_async,
     expose,
@@ -26,6 +28,7 @@ from singleflight_django.placement import (
     split,
     view_name,
 )
+from singleflight_django.principals import Scope
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -137,7 +140,9 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
         traceback: TracebackType | None,
     ) -> None:
         lease = self._leave()
-        if error is None or not interrupted(error, lease):
+        if error is not None and was_cancelled(error):
+            lapse(lease)
+        else:
             await arun(release(lease))
 
     def _keys(self) -> tuple[str, ...]:
@@ -171,6 +176,90 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
         self._entered.remove(lease)
         _entered.set(tuple(entry for entry in stack if entry[1] is not lease))
         return lease
+
+
+def single_flight(
+    key: Any,
+    *,
+    ttl: Seconds | None = None,
+    wait: Seconds | None = None,
+    result_ttl: Seconds | None = None,
+    namespace: str | None = None,
+    scope: Scope = "user",
+    vary: tuple[str, ...] = (),
+    methods: tuple[str, ...] = ALL_METHODS,
+    retry: int = 0,
+    takeover: bool = True,
+    authorize: Callable[[Any], Any] | None = None,
+    on_timeout: Callable[[Any], Any] | None = None,
+    on_unshareable: Callable[[Any], Any] | None = None,
+    on_lost: Literal["raise", "return"] = "raise",
+    max_bytes: int | None = None,
+    max_followers: int | None = None,
+    max_run: Seconds | None = None,
+    renew: bool = True,
+    max_hold: Seconds | None = None,
+    observe: bool = False,
+    cache: str | None = None,
+    on_store_error: Literal["reject", "proceed"] | None = None,
+) -> Callable[[_View], _View]:
+    """One of several concurrent requests with one identity runs the view; all get its response.
+
+    ``key``: a template such as ``"lesson:<uuid>"``, or a callable ``(request, *args, **kwargs)``
+    that returns a str or a tuple.
+    ``ttl``: life of the leader's lease in seconds, without renewal (SINGLEFLIGHT_TTL).
+    ``wait``: how many seconds a follower waits before it is answered 504 (SINGLEFLIGHT_WAIT).
+    ``result_ttl``: for how many seconds a response answers callers that come after the flight's
+    end (SINGLEFLIGHT_RESULT_TTL; 0: the next one runs the view again).
+    ``namespace``: default: the view's qualified name.
+    ``scope``: who may share: one caller with itself ("user"), everybody ("global"), or those for
+    whom a callable ``(request)`` returns the same text.
+    ``vary``: names of more headers that make another identity.
+    ``methods``: HTTP methods that are coalesced; the others pass.
+    ``retry``: how many failures of one flight are followed by another try.
+    ``takeover``: whether a follower takes over when the leader has died; if not, 503.
+    ``authorize``: a callable ``(request)`` that is asked for each follower; False: 403.
+    ``on_timeout``, ``on_unshareable``: callables ``(request)`` that return the response instead of
+    504, and of 409 to followers of an unsafe method whose leader's answer can't be shared.
+    ``on_lost``: "raise" LeaseLostError or "return" the response when the lease was lost.
+    ``max_bytes``: largest response that is shared (SINGLEFLIGHT_MAX_BYTES).
+    ``max_followers``: how many may wait in this process, over it 503; default: for threads half of
+    the process's, for tasks any number.
+    ``max_run``: for how many seconds an async view whose client has gone goes on for its followers
+    (SINGLEFLIGHT_MAX_HOLD).
+    ``renew``, ``max_hold``, ``observe``, ``cache``: see ``semaphore_lock``.
+    ``on_store_error``: "proceed" runs the view on its own when the store is away (default for GET
+    and HEAD), "reject" answers 503 (default for the rest).
+
+    Raises TypeError or ValueError for options that can't work; NestedFlightError where the same
+    context leads the flight already; LeaseLostError; WaitInTransactionError.
+    """
+    options = ViewOptions(
+        ttl=ttl,
+        wait=wait,
+        result_ttl=result_ttl,
+        namespace=namespace,
+        scope=scope,
+        vary=vary,
+        methods=methods,
+        retry=retry,
+        takeover=takeover,
+        authorize=authorize,
+        on_timeout=on_timeout,
+        on_unshareable=on_unshareable,
+        on_lost=on_lost,
+        max_bytes=max_bytes,
+        max_followers=max_followers,
+        max_run=max_run,
+        renew=renew,
+        max_hold=max_hold,
+        observe=observe,
+        cache=cache,
+        on_store_error=on_store_error,
+    )
+    # What is wrong with the key shows here, not at the view.
+    Coalescer(key, options)
+    return lambda view: flight_view(view, Coalescer(key, options))
 
 
 _entered: ContextVar[tuple[tuple[semaphore_lock, Lease], ...]] = ContextVar(
@@ -223,7 +312,7 @@ def guarded(
         raise
     if isawaitable(response):
         return _awaited(response, lease, request)
-    if not outlives(response, lease, request):
+    if not outlives(response, request, lease, partial(release, lease)):
         run(release(lease))
     return response
 
@@ -250,9 +339,11 @@ async def _awaited(response: Any, lease: Lease, request: Any) -> Any:
         if isawaitable(response):
             response = await response
     except BaseException as error:
-        if not interrupted(error, lease):
+        if was_cancelled(error):
+            lapse(lease)
+        else:
             await arun(release(lease))
         raise
-    if not outlives(response, lease, request):
+    if not outlives(response, request, lease, partial(release, lease)):
         await arun(release(lease))
     return response

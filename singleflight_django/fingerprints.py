@@ -90,11 +90,11 @@ def _multipart(request: Any) -> list[object] | None:
         form, files = parser.parse()
     if not form and not files:
         return None  # read as a stream before, perhaps: then any two would be equal
-    pairs = [(name, value) for name, values in _sorted(form) for value in values]
     try:
+        pairs = [(name, str(value)) for name, values in _sorted(form) for value in values]
         return ["form", _without_csrf(pairs), list(_files(files))]
     except (AttributeError, OSError, ValueError):
-        return None  # an upload handler put something else in the place of a file
+        return None  # an upload handler or a parser put something else in its place
 
 
 def _sorted(form: MultiValueDict[str, Any]) -> list[tuple[str, list[Any]]]:

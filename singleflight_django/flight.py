@@ -15,7 +15,6 @@ from singleflight_django.exceptions import (
     FingerprintMismatchError,
     FlightTimeoutError,
     LeaderFailedError,
-    LeaseLostError,
     StoreUnavailableError,
 )
 from singleflight_django.lease import Lease, enter, refuse_nested
@@ -182,9 +181,7 @@ def _wait(
     store = flight.lease.store
     seconds = min(left, store.longest_block or pause, busy.remaining + 0.001)
     with tier.seat(flight.blocking, flight.max_followers, flight.key):
-        landing = yield Ask(
-            store, "wait_landing", (flight.key, local.flight, local.seen, seconds)
-        )
+        landing = yield Ask(store, "wait_landing", (flight.key, local.flight, local.seen, seconds))
     if landing is None:
         deadline.spend(seconds)
     return landing

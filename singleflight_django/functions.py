@@ -8,14 +8,14 @@ from typing import Any, Literal, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 
+from singleflight_django.calls import arguments_key, key_text
 from singleflight_django.conf import conf
 from singleflight_django.drivers import arun, run
 from singleflight_django.exceptions import StoreUnavailableError, UnshareableResultError
 from singleflight_django.flight import Flight, Leading, Shared, join, land
 from singleflight_django.flights import APART, FlightGuard, FlightOptions, ended_its_process
 from singleflight_django.guards import Seconds
-from singleflight_django.calls import arguments_key, key_text
-from singleflight_django.leading import complete
+from singleflight_django.leading import Freight, lead_async
 from singleflight_django.records import UNREADABLE
 from singleflight_django.serializers import codec
 from singleflight_django.stores.base import Kept, Status
@@ -109,7 +109,7 @@ class SingleFlight:
             self._excuse(error)
             return function(*args, **kwargs)
         if isinstance(outcome, Shared | Kept):
-            shared = self._codec.thaw(outcome.payload)
+            shared = self._codec.decode(outcome.payload)
             if shared is not UNREADABLE:
                 return cast(_T, shared)
         if not isinstance(outcome, Leading):
@@ -117,7 +117,7 @@ class SingleFlight:
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
-            run(land(flight, Status.VACANT if ended_its_process(error) else Status.FAILED))
+            run(land(flight, *_freight_of_error(error)))
             raise
         self._guard.check_landed(flight, run(land(flight, *self._freight(flight, result))))
         return result
@@ -135,16 +135,16 @@ class SingleFlight:
             self._excuse(error)
             return await function(*args, **kwargs)
         if isinstance(outcome, Shared | Kept):
-            shared = await self._codec.athaw(outcome.payload)
+            shared = await self._codec.adecode(outcome.payload)
             if shared is not UNREADABLE:
                 return cast(_T, shared)
         if not isinstance(outcome, Leading):
             return await function(*args, **kwargs)
         freight = partial(self._freight, flight)
         work = function(*args, **kwargs)
-        result, landed = await complete(flight, work, freight, self._guard.max_run)
-        self._guard.check_landed(flight, landed)
-        return cast(_T, result)
+        landed = await lead_async(flight, work, freight, _freight_of_error, self._guard.max_run)
+        self._guard.check_landed(flight, landed.ours)
+        return cast(_T, landed.result)
 
     def forget(self, key: Key) -> None:
         """Drop the result that is kept for ``key``; a flight under way goes on."""
@@ -190,11 +190,17 @@ class SingleFlight:
         if not self._guard.goes_on_without(error, policy):
             raise error
 
-    def _freight(self, flight: Flight, result: Any) -> tuple[Status, bytes, float, float]:
+    def _freight(self, flight: Flight, result: Any) -> Freight:
         """Return what to publish: the result, or that it can't be shared."""
         try:
-            payload = self._codec.freeze(result, max_bytes=self._guard.max_bytes)
+            payload = self._codec.encode(result)
+            if len(payload) > self._guard.max_bytes:
+                raise UnshareableResultError(f"{len(payload)} bytes are over max_bytes")
         except UnshareableResultError as error:
             flight.tell("share_refused", reason=str(error))
             return Status.UNSHAREABLE, b"", 0.0, APART
         return Status.DONE, payload, self._guard.keep, 0.0
+
+
+def _freight_of_error(error: BaseException) -> Freight:
+    return (Status.VACANT if ended_its_process(error) else Status.FAILED), b"", 0.0, 0.0

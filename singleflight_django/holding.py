@@ -1,86 +1,83 @@
-"""How long a view holds its lease: until what Django does after the view has returned is done, too."""
+"""How long a view holds its lease: until what Django does after it has returned is done, too."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
-from weakref import WeakSet, finalize
+from weakref import WeakKeyDictionary, finalize
 
 from django.core.signals import request_finished
 from django.dispatch import receiver
-from django.http import HttpRequest
 
-from singleflight_django.drivers import arun, run
+from singleflight_django.bodies import unwrap
+from singleflight_django.drivers import arun, in_background, run
 from singleflight_django.lease import Lease, held_here
-from singleflight_django.locking import lapse, release
+from singleflight_django.steps import Steps
 
-# Leases of views that have returned: their responses are still being rendered or streamed.
-_outliving: WeakSet[Lease] = WeakSet()
-_background: set[asyncio.Task[None]] = set()
+End = Callable[[], Steps]
 
-
-def give_back(lease: Lease) -> None:
-    """Release ``lease`` from wherever we are: on an event loop in the background, else at once."""
-    _outliving.discard(lease)
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        run(release(lease))
-        return
-    task = loop.create_task(arun(release(lease)))
-    _background.add(task)
-    task.add_done_callback(_background.discard)
+# Leases of views that have returned, and how they end: their responses are still being rendered or
+# streamed.
+_outliving: WeakKeyDictionary[Lease, End] = WeakKeyDictionary()
 
 
-def outlives(response: Any, lease: Lease, request: HttpRequest) -> bool:
-    """Whether ``response`` needs the lease for longer; if so, it is released at the end of that.
+def outlives(response: Any, request: Any, lease: Lease, end: End) -> bool:
+    """Whether ``response`` needs the lease for longer; if so, ``end`` is carried out after that.
 
-    An unrendered response releases it once rendered, a streaming one when it is closed. Where
-    neither comes about (rendering fails, a middleware puts another response in its place), the end
-    of the request does.
+    An unrendered response is done once rendered, a streaming one when it is closed. Where neither
+    comes about (rendering fails, a middleware puts another response in its place), the end of the
+    request does it.
     """
     if getattr(response, "is_rendered", True) is False:
-        response.add_post_render_callback(lambda _: give_back(lease))
+        response.add_post_render_callback(lambda _: _end(lease))
     elif getattr(response, "streaming", False):
-        _close_then_give_back(response, lease)
+        _end_on_close(response, lease)
     else:
         return False
-    _outliving.add(lease)
-    finalize(request, give_back, lease).atexit = False
+    _outliving[lease] = end
+    finalize(unwrap(request), _end, lease).atexit = False
     return True
 
 
-def interrupted(error: BaseException, lease: Lease) -> bool:
-    """Whether ``lease`` has to lapse by itself, since the work may go on after ``error``.
+def was_cancelled(error: BaseException) -> bool:
+    """Whether ``error`` is the end of a cancelled task, whose work may go on in a thread.
 
-    A cancelled task leaves at once; the thread that its ORM call runs in doesn't. A CancelledError
-    that the work raised without being cancelled says that it has ended.
+    A CancelledError that the work raised without being cancelled says that it has ended.
     """
     if not isinstance(error, asyncio.CancelledError):
         return False
     task = asyncio.current_task()
-    if task is None or not task.cancelling():
-        return False
-    lapse(lease)
-    return True
+    return task is not None and task.cancelling() > 0
 
 
-def _close_then_give_back(response: Any, lease: Lease) -> None:
+def _end(lease: Lease) -> None:
+    end = _outliving.pop(lease, None)
+    if end is None:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        run(end())
+    else:
+        in_background(arun(end()))
+
+
+def _end_on_close(response: Any, lease: Lease) -> None:
     close = response.close
 
-    def close_then_give_back() -> None:
+    def close_then_end() -> None:
         try:
             close()
         finally:
-            give_back(lease)
+            _end(lease)
 
-    response.close = close_then_give_back
+    response.close = close_then_end
 
 
 @receiver(request_finished, dispatch_uid="singleflight_django.holding")
 def _end_of_request(**kwargs: Any) -> None:
     for lease in held_here():
-        if lease in _outliving:
-            with suppress(Exception):
-                give_back(lease)
+        with suppress(Exception):
+            _end(lease)

@@ -1,56 +1,74 @@
-"""How an async leader ends when its own caller goes away: for its followers the work goes on."""
+"""How an async leader works: when its own caller goes away, the work goes on for its followers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from singleflight_django.drivers import arun, in_background
 from singleflight_django.flight import Flight, land, lapse
-from singleflight_django.flights import ended_its_process
 from singleflight_django.stores.base import Status
 
-Freight = Callable[[Any], tuple[Status, bytes, float, float]]
+Freight = tuple[Status, bytes, float, float]
 
 
-async def complete(
-    flight: Flight, work: Awaitable[Any], freight: Freight, max_run: float
-) -> tuple[Any, bool]:
-    """Do the work and land the flight. Returns the result, and whether the flight was ours to land.
+class Landed(NamedTuple):
+    """What the work returned, and whether the flight was still the leader's own at its end."""
 
-    Cancelled, it leaves the work to the background if somebody follows, for ``max_run`` seconds at
-    most; otherwise the work is cancelled as well, and the lease lapses: a thread that it was waiting
+    result: Any
+    ours: bool
+
+
+async def lead_async(
+    flight: Flight,
+    work: Awaitable[Any],
+    freight: Callable[[Any], Freight | None],
+    freight_of_error: Callable[[BaseException], Freight],
+    max_run: float,
+) -> Landed:
+    """Do the work and land the flight with what ``freight`` makes of it; None: it lands later.
+
+    Cancelled, the work goes on in the background if somebody follows, for ``max_run`` seconds at
+    most. Otherwise it is cancelled as well, and the lease lapses by itself: a thread that it waited
     for may still be running.
     """
-    task = asyncio.ensure_future(work)
-    landing = asyncio.ensure_future(_land(flight, task, freight))
+    if max_run <= 0:
+        return await _lead(flight, work, freight, freight_of_error)
+    task = asyncio.ensure_future(_lead(flight, work, freight, freight_of_error))
     try:
-        return await asyncio.shield(landing)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if not landing.done():
-            in_background(_go_on(flight, task, landing, max_run))
+        if not task.done():
+            in_background(_go_on(flight, task, max_run))
         raise
 
 
-async def _land(flight: Flight, task: asyncio.Future[Any], freight: Freight) -> tuple[Any, bool]:
+async def _lead(
+    flight: Flight,
+    work: Awaitable[Any],
+    freight: Callable[[Any], Freight | None],
+    freight_of_error: Callable[[BaseException], Freight],
+) -> Landed:
     try:
-        result = await task
+        result = await work
     except BaseException as error:
-        await arun(land(flight, Status.VACANT if ended_its_process(error) else Status.FAILED))
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+            lapse(flight)
+        else:
+            await arun(land(flight, *freight_of_error(error)))
         raise
-    return result, await arun(land(flight, *freight(result)))
+    load = freight(result)
+    return Landed(result, True if load is None else await arun(land(flight, *load)))
 
 
-async def _go_on(
-    flight: Flight, task: asyncio.Future[Any], landing: asyncio.Future[Any], max_run: float
-) -> None:
+async def _go_on(flight: Flight, task: asyncio.Task[Landed], max_run: float) -> None:
     followed = flight.local is not None and flight.local.has_passengers
     if followed or await flight.lease.store.afollowed(flight.key):
-        await asyncio.wait([landing], timeout=max_run)
-    if not landing.done():
-        lapse(flight)
-        task.cancel()
-        await asyncio.wait([landing])
-    if not landing.cancelled():
-        landing.exception()
+        await asyncio.wait([task], timeout=max_run)
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        # Told to its followers already; read here, so that asyncio doesn't report it once more.
+        task.exception()

@@ -64,9 +64,9 @@ def is_from_exception(response: object) -> bool:
     return getattr(response, "exception", False) is True
 
 
-def status_of_raised(error: BaseException) -> int | None:
-    """Return the status of Django's answer to ``error``, or None where it is a failure."""
-    return next((status for _, status in _kind(error)), None)
+def status_of_raised(error: BaseException) -> int:
+    """Return the status of Django's answer to ``error``: 500 where it is a failure."""
+    return next((status for _, status in _kind(error)), 500)
 
 
 def freeze_raised(error: BaseException) -> bytes | None:
@@ -99,7 +99,9 @@ def _kind(error: BaseException) -> Iterator[tuple[str, int]]:
 
 
 def _drf_answer(request: Any, error: Exception) -> HttpResponseBase:
-    view = request.parser_context["view"]
+    view = (request.parser_context or {}).get("view")
+    if view is None:  # a request that was made by hand
+        raise error
     handle = view.handle_exception
     try:
         response: HttpResponseBase = handle(error)

@@ -20,6 +20,7 @@ from singleflight_django.exceptions import (
     LeaseConflictError,
     SingleFlightError,
     StoreUnavailableError,
+    TooManyFollowersError,
     UnshareableResultError,
 )
 
@@ -81,6 +82,13 @@ PROBLEMS: dict[type[SingleFlightError], Problem] = {
         "leader-failed",
         "Failed",
         "The same request was being carried out, and failed. Try again in a moment.",
+        retry=True,
+    ),
+    TooManyFollowersError: Problem(
+        503,
+        "too-many-followers",
+        "Already in progress",
+        "The same request is being carried out, and too many wait for it. Try again in a moment.",
         retry=True,
     ),
     StoreUnavailableError: Problem(

@@ -26,7 +26,7 @@ from django.http.response import HttpResponseBase
 from singleflight_django.bodies import unwrap
 from singleflight_django.identity import headers_inside
 from singleflight_django.principals import Scope
-from singleflight_django.raised import is_from_exception
+from singleflight_django.raised import is_from_exception, status_of_raised
 from singleflight_django.responses import is_refusal
 from singleflight_django.values import status_of
 
@@ -61,18 +61,20 @@ def traces(request: Any) -> Traces:
 
 
 def is_failure(result: Any) -> bool:
-    """Whether the leader has failed, whatever it answered with."""
-    return status_of(result) >= 500
+    """Whether the leader has failed: ``result`` is what its view returned or the exception."""
+    return _status(result) >= 500
 
 
 def is_never_shared(result: Any) -> bool:
     """Whether each caller has to get its own answer, because this one was about the leader."""
-    return is_refusal(result) or status_of(result) in NEVER_SHARED
+    return is_refusal(result) or _status(result) in NEVER_SHARED
 
 
 def may_be_kept(result: Any) -> bool:
     """Whether a later caller may have ``result``, which followers may, within ``result_ttl``."""
-    return not is_from_exception(result) and not _is_private(result)
+    if isinstance(result, BaseException) or is_from_exception(result):
+        return False
+    return not _is_private(result)
 
 
 def why_not(
@@ -94,6 +96,10 @@ def why_not(
         if isinstance(result, HttpResponseBase)
         else ""
     )
+
+
+def _status(result: Any) -> int:
+    return status_of_raised(result) if isinstance(result, BaseException) else status_of(result)
 
 
 def _why_not_response(
@@ -140,7 +146,8 @@ def _session(request: Any) -> object:
         return None
     try:
         # By value: the view may modify again what a middleware has modified before it.
-        return session.session_key, session.serializer().dumps(session._session)
+        data = getattr(session, "_session_cache", None)  # never loaded for this
+        return session.session_key, session.serializer().dumps(data)
     except (AttributeError, TypeError, ValueError):
         return object()
 

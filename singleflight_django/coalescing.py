@@ -1,0 +1,203 @@
+"""How a view is coalesced: what its callers share, what they are told, and what is published."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import PermissionDenied
+from django.http.response import HttpResponseBase
+
+from singleflight_django.bodies import unwrap
+from singleflight_django.exceptions import (
+    FlightTimeoutError,
+    KeyFieldError,
+    SingleFlightError,
+    StoreUnavailableError,
+    UnshareableResultError,
+)
+from singleflight_django.fingerprints import afingerprint, fingerprint
+from singleflight_django.flight import Flight
+from singleflight_django.flights import APART, FlightGuard, FlightOptions, ended_its_process
+from singleflight_django.guards import checked_methods
+from singleflight_django.identity import aidentity, checked_vary, identity
+from singleflight_django.keys import KeySpec
+from singleflight_django.leading import Freight
+from singleflight_django.outcomes import freeze_result, replay
+from singleflight_django.principals import Scope, check_scope
+from singleflight_django.raised import freeze_raised, status_of_raised
+from singleflight_django.records import UNREADABLE
+from singleflight_django.responses import aproblem, problem, refusal
+from singleflight_django.sharing import (
+    NEVER_SHARED,
+    Traces,
+    is_failure,
+    is_never_shared,
+    may_be_kept,
+    why_not,
+)
+from singleflight_django.stores.base import Status
+
+ALL_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+SAFE_METHODS = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions(FlightOptions):
+    """The options of ``single_flight``."""
+
+    scope: Scope = "user"
+    vary: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ALL_METHODS
+    authorize: Callable[[Any], Any] | None = None
+    on_timeout: Callable[[Any], Any] | None = None
+    on_unshareable: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_scope(self.scope)
+        object.__setattr__(self, "vary", checked_vary(self.vary))
+        object.__setattr__(self, "methods", checked_methods(self.methods))
+        for name in ("authorize", "on_timeout", "on_unshareable"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} must be a callable (request), not {value!r}.")
+
+
+class Coalescer(FlightGuard):
+    """A key and options of ``single_flight``, and what becomes of one request under them."""
+
+    options: ViewOptions
+
+    def __init__(self, key: Any, options: ViewOptions, view: str = "") -> None:
+        super().__init__(options, view)
+        if isinstance(key, list):
+            raise TypeError("A flight has one key: write one template, or a callable for one.")
+        self.spec = KeySpec(key)
+
+    def flight_of(self, request: Any, args: tuple[Any, ...], kwargs: Any) -> Flight | None:
+        """Return the request's part in its flight; None if its body can't be compared."""
+        keys = self.spec.keys(request, args, kwargs)
+        print_ = fingerprint(request)
+        if print_ is None:
+            return None
+        who = identity(request, self.options.scope, self.options.vary)
+        # Waiting threads are workers: the other half is for other requests.
+        most = max(2, threading.active_count() // 2)
+        return self.flight(_one(keys, who), fingerprint=print_, blocking=True, max_followers=most)
+
+    async def aflight_of(self, request: Any, args: tuple[Any, ...], kwargs: Any) -> Flight | None:
+        """See flight_of()."""
+        keys = await self.spec.akeys(request, args, kwargs)
+        print_ = await afingerprint(request)
+        if print_ is None:
+            return None
+        who = await aidentity(request, self.options.scope, self.options.vary)
+        return self.flight(_one(keys, who), fingerprint=print_, blocking=False)
+
+    def runs_without(self, request: Any, error: SingleFlightError) -> bool:
+        """Whether the view is to run on its own although ``error`` came up."""
+        if isinstance(error, StoreUnavailableError):
+            default = "proceed" if request.method in SAFE_METHODS else "reject"
+            return self.goes_on_without(error, self.options.on_store_error or default)
+        return self.observing
+
+    def refusal(self, request: Any, error: SingleFlightError) -> Any:
+        """Return the response to ``error``; raise it where it is a fault of the code."""
+        chosen = self._chosen_answer(request, error)
+        return problem(request, error) if chosen is None else refusal(chosen)
+
+    async def arefusal(self, request: Any, error: SingleFlightError) -> Any:
+        """See refusal()."""
+        chosen = self._chosen_answer(request, error)
+        if isawaitable(chosen):
+            chosen = await chosen
+        return await aproblem(request, error) if chosen is None else refusal(chosen)
+
+    def _chosen_answer(self, request: Any, error: SingleFlightError) -> Any:
+        if isinstance(error, FlightTimeoutError) and self.options.on_timeout:
+            return self.options.on_timeout(request)
+        if isinstance(error, UnshareableResultError) and self.options.on_unshareable:
+            return self.options.on_unshareable(request)
+        return None
+
+    def authorize(self, request: Any) -> Any:
+        """Ask ``authorize`` whether this caller may have what another one was answered."""
+        return True if self.options.authorize is None else self.options.authorize(request)
+
+    async def aauthorize(self, request: Any) -> Any:
+        """See authorize()."""
+        if self.options.authorize is None or iscoroutinefunction(self.options.authorize):
+            allowed = self.authorize(request)
+            return await allowed if isawaitable(allowed) else allowed
+        return await sync_to_async(self.authorize)(request)
+
+    def freight(self, flight: Flight, request: Any, result: Any, before: Traces) -> Freight:
+        """Return what is published of what the view returned."""
+        if is_failure(result):
+            return Status.FAILED, b"", 0.0, 0.0
+        if is_never_shared(result):
+            return Status.AGAIN, b"", 0.0, 0.0
+        options, most = self.options, self.max_bytes
+        reason = why_not(
+            request, result, options.scope, vary=options.vary, before=before, max_bytes=most
+        )
+        try:
+            if not reason:
+                payload = freeze_result(result, method=request.method)
+                return Status.DONE, payload, self.keep if may_be_kept(result) else 0.0, 0.0
+        except UnshareableResultError as error:
+            reason = str(error)
+        flight.tell("share_refused", reason=reason)
+        return Status.UNSHAREABLE, b"", 0.0, APART if request.method in SAFE_METHODS else 0.0
+
+    def freight_of_error(self, error: BaseException) -> Freight:
+        """Return what is published of what the view raised."""
+        status = status_of_raised(error)
+        payload = freeze_raised(error) if status else None
+        if ended_its_process(error):
+            return Status.VACANT, b"", 0.0, 0.0
+        if status in NEVER_SHARED:
+            return Status.AGAIN, b"", 0.0, 0.0
+        if payload is None:
+            return Status.FAILED, b"", 0.0, 0.0
+        return Status.DONE, payload, 0.0, 0.0
+
+
+def shared(payload: bytes, how: str) -> Any:
+    """Return, or raise, what the leader's caller got. UNREADABLE if the record can't be read."""
+    result = replay(payload)
+    if result is not UNREADABLE:
+        tell_cache_status(result, how)
+    return result
+
+
+def tell_cache_status(result: Any, how: str) -> None:
+    """Say in the header of RFC 9211 where the answer came from. A bare value has no headers."""
+    if isinstance(result, HttpResponseBase):
+        line = f"singleflight; {how}"
+        before = result.headers.get("Cache-Status")
+        result.headers["Cache-Status"] = f"{before}, {line}" if before else line
+
+
+def refuse_unauthorized(allowed: Any) -> None:
+    """Raise PermissionDenied if ``authorize`` said no."""
+    if not allowed:
+        raise PermissionDenied("This caller may not have the answer that another one got.")
+
+
+def reload_session(request: Any) -> None:
+    """Forget a session that was read before a wait: the leader may have changed it since."""
+    session = getattr(unwrap(request), "session", None)
+    if session is not None and not getattr(session, "modified", True):
+        vars(session).pop("_session_cache", None)
+
+
+def _one(keys: tuple[str, ...], who: str) -> str:
+    if len(keys) != 1:
+        raise KeyFieldError("A flight has one key, and the callable returned several.")
+    return f"{keys[0]}#{who}"

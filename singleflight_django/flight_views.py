@@ -1,0 +1,215 @@
+"""A coalesced view, sync and async: join the flight, then lead it or give what its leader gave."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, partial, wraps
+from inspect import isawaitable
+from typing import Any, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.conf import settings
+from django.core.handlers.asgi import ASGIRequest
+from django.utils.module_loading import import_string
+
+from singleflight_django.bodies import unwrap
+from singleflight_django.coalescing import (
+    SAFE_METHODS,
+    Coalescer,
+    refuse_unauthorized,
+    reload_session,
+    shared,
+    tell_cache_status,
+)
+from singleflight_django.conf import conf
+from singleflight_django.drivers import arun, run
+from singleflight_django.exceptions import SingleFlightError, UnshareableResultError
+from singleflight_django.flight import Alone, Flight, Leading, Outcome, Shared, join, land
+from singleflight_django.holding import outlives
+from singleflight_django.leading import Freight, lead_async
+from singleflight_django.placement import (
+    dispatches_async,
+    expose,
+    refuse_misplaced,
+    split,
+    view_name,
+)
+from singleflight_django.raised import answer
+from singleflight_django.records import UNREADABLE
+from singleflight_django.sharing import Traces, traces
+from singleflight_django.steps import Steps
+from singleflight_django.stores.base import Kept, Status
+
+_View = TypeVar("_View", bound=Callable[..., Any])
+
+# What the view itself has to answer.
+_VIEW = object()
+
+
+def flight_view(view: _View, guard: Coalescer) -> _View:
+    """Return ``view`` coalesced by ``guard``: of the same colour, with the same attributes."""
+    refuse_misplaced(view)
+    guard.view = guard.view or view_name(view)
+
+    def passes(request: Any) -> bool:
+        return conf.SINGLEFLIGHT_ENABLED is False or request.method not in guard.options.methods
+
+    async def ainner(*args: Any, **kwargs: Any) -> Any:
+        request, rest = split(args)
+        if passes(request):
+            return await view(*args, **kwargs)
+        return await acoalesced(partial(view, *args, **kwargs), guard, request, rest, kwargs)
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        request, rest = split(args)
+        if passes(request):
+            return view(*args, **kwargs)
+        enter = acoalesced if dispatches_async(view, args) else coalesced
+        return enter(partial(view, *args, **kwargs), guard, request, rest, kwargs)
+
+    return cast(_View, wraps(view)(ainner if iscoroutinefunction(view) else inner))
+
+
+def coalesced(
+    call: Callable[[], Any], guard: Coalescer, request: Any, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """Return the view's answer, the leader's, or what refuses the request."""
+    flight: Flight | None = None
+    outcome: Outcome | None = None
+    try:
+        if not guard.observing:
+            flight = guard.flight_of(request, args, kwargs)
+        if flight is not None:
+            outcome = run(join(flight))
+            if isinstance(outcome, Shared | Kept):
+                refuse_unauthorized(guard.authorize(request))
+        given = _given(request, outcome)
+    except SingleFlightError as error:
+        if not guard.runs_without(request, error):
+            return guard.refusal(request, error)
+        given = _VIEW
+    if given is not _VIEW:
+        return given
+    if flight is not None and isinstance(outcome, Leading):
+        return _lead(call, guard, flight, request)
+    reload_session(request)
+    return call()
+
+
+async def acoalesced(
+    call: Callable[[], Any], guard: Coalescer, request: Any, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """See coalesced()."""
+    flight: Flight | None = None
+    outcome: Outcome | None = None
+    try:
+        if not guard.observing:
+            flight = await guard.aflight_of(request, args, kwargs)
+        if flight is not None:
+            outcome = await arun(join(flight))
+            if isinstance(outcome, Shared | Kept):
+                refuse_unauthorized(await guard.aauthorize(request))
+        given = _given(request, outcome)
+    except SingleFlightError as error:
+        if not guard.runs_without(request, error):
+            return await guard.arefusal(request, error)
+        given = _VIEW
+    if given is not _VIEW:
+        return given
+    if flight is not None and isinstance(outcome, Leading):
+        return await _alead(_acalled(call), guard, flight, request)
+    reload_session(request)
+    return await _acalled(call)
+
+
+def _given(request: Any, outcome: Outcome | None) -> Any:
+    """Return what somebody else's flight answers; _VIEW if the view has to."""
+    if isinstance(outcome, Shared):
+        result = shared(outcome.payload, "fwd=miss; collapsed")
+    elif isinstance(outcome, Kept):
+        result = shared(outcome.payload, f"hit; ttl={round(outcome.remaining)}")
+    elif isinstance(outcome, Alone) and request.method not in SAFE_METHODS:
+        raise UnshareableResultError(f"The leader's answer is not for sharing: {outcome.reason}.")
+    else:
+        return _VIEW
+    return _VIEW if result is UNREADABLE else result
+
+
+def _lead(call: Callable[[], Any], guard: Coalescer, flight: Flight, request: Any) -> Any:
+    before = traces(request)
+    expose(request, flight.lease)
+    try:
+        result = _answered(call, request)
+    except BaseException as error:
+        run(land(flight, *guard.freight_of_error(error)))
+        raise
+    if isawaitable(result):
+        return _alead(result, guard, flight, request)
+    freight = _freight(guard, flight, request, before, result)
+    if freight is not None:
+        guard.check_landed(flight, run(land(flight, *freight)))
+    return result
+
+
+async def _alead(work: Awaitable[Any], guard: Coalescer, flight: Flight, request: Any) -> Any:
+    before = traces(request)
+    expose(request, flight.lease)
+    landed = await lead_async(
+        flight,
+        _aanswered(work, request),
+        partial(_freight, guard, flight, request, before),
+        guard.freight_of_error,
+        guard.max_run if _goes_on(request) else 0.0,
+    )
+    guard.check_landed(flight, landed.ours)
+    return landed.result
+
+
+def _freight(
+    guard: Coalescer, flight: Flight, request: Any, before: Traces, result: Any
+) -> Freight | None:
+    """Return what to publish now; None if the response isn't done, and publishes later."""
+
+    def end() -> Steps:
+        if getattr(result, "is_rendered", True) is False:
+            return land(flight, Status.FAILED)
+        return land(flight, *guard.freight(flight, request, result, before))
+
+    # A safe method's followers run on their own, and need not wait for the end of a stream.
+    streams = getattr(result, "streaming", False)
+    waits = not (streams and request.method in SAFE_METHODS)
+    if waits and outlives(result, request, flight.lease, end):
+        tell_cache_status(result, "fwd=miss")
+        return None
+    freight = guard.freight(flight, request, result, before)
+    tell_cache_status(result, "fwd=miss; stored" if freight[0] == Status.DONE else "fwd=miss")
+    return freight
+
+
+def _answered(call: Callable[[], Any], request: Any) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        return answer(request, error)
+
+
+async def _aanswered(work: Awaitable[Any], request: Any) -> Any:
+    try:
+        return await work
+    except Exception as error:
+        return answer(request, error)
+
+
+async def _acalled(call: Callable[[], Any]) -> Any:
+    result = call()
+    return await result if isawaitable(result) else result
+
+
+def _goes_on(request: Any) -> bool:
+    """Whether the work may outlive its request: where nothing between it and the server is sync."""
+    return isinstance(unwrap(request), ASGIRequest) and _all_async(tuple(settings.MIDDLEWARE))
+
+
+@lru_cache(maxsize=8)
+def _all_async(middleware: tuple[str, ...]) -> bool:
+    return all(getattr(import_string(path), "async_capable", False) for path in middleware)
