@@ -29,6 +29,13 @@ from singleflight_django.placement import (
     view_name,
 )
 from singleflight_django.principals import Scope
+from singleflight_django.transactions import (
+    give_back,
+    give_back_ended,
+    opt_out,
+    refuse_to_wait,
+    with_transactions,
+)
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -108,7 +115,7 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
             return self._enter(self._lock.unprotected(keys))
         lease = self._lock.lease(keys)
         try:
-            run(acquire(lease, self._lock.options.terms()))
+            take(lease, self._lock)
         except SingleFlightError as error:
             lease = self._excuse(error, lease, keys)
         return self._enter(lease)
@@ -119,8 +126,7 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lease = self._leave()
-        run(release(lease))
+        give_back(self._leave())
 
     async def __aenter__(self) -> Lease:
         keys = self._keys()
@@ -283,12 +289,25 @@ def lock_view(view: _View, lock: Lock) -> _View:
 
     def inner(*args: Any, **kwargs: Any) -> Any:
         request, rest = split(args)
+        call = with_transactions(partial(view, *args, **kwargs), request)
         if unguarded(request):
-            return view(*args, **kwargs)
+            return call()
         enter = aguarded if dispatches_async(view, args) else guarded
-        return enter(partial(view, *args, **kwargs), lock, request, rest, kwargs)
+        return enter(call, lock, request, rest, kwargs)
 
-    return cast(_View, wraps(view)(ainner if iscoroutinefunction(view) else inner))
+    if iscoroutinefunction(view):
+        return cast(_View, wraps(view)(ainner))
+    opt_out(wraps(view)(inner))
+    return cast(_View, inner)
+
+
+def take(lease: Lease, lock: Lock) -> None:
+    """Acquire ``lease``, if it may have to be waited for outside of transactions only."""
+    give_back_ended()
+    terms = lock.options.terms()
+    if terms.wait:
+        refuse_to_wait(lease.key)
+    run(acquire(lease, terms))
 
 
 def guarded(
@@ -299,7 +318,7 @@ def guarded(
     try:
         keys = lock.spec.keys(request, args, kwargs)
         lease = lock.lease(keys)
-        run(acquire(lease, lock.options.terms()))
+        take(lease, lock)
     except SingleFlightError as error:
         if not lock.goes_on_without(error):
             return lock.refusal(request, error)
@@ -308,12 +327,12 @@ def guarded(
     try:
         response = call()
     except BaseException:
-        run(release(lease))
+        give_back(lease)
         raise
     if isawaitable(response):
         return _awaited(response, lease, request)
     if not outlives(response, request, lease, partial(release, lease)):
-        run(release(lease))
+        give_back(lease)
     return response
 
 

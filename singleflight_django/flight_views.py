@@ -39,6 +39,7 @@ from singleflight_django.records import UNREADABLE
 from singleflight_django.sharing import Traces, traces
 from singleflight_django.steps import Steps
 from singleflight_django.stores.base import Kept, Status
+from singleflight_django.transactions import opt_out, refuse_to_wait, with_transactions
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -62,12 +63,16 @@ def flight_view(view: _View, guard: Coalescer) -> _View:
 
     def inner(*args: Any, **kwargs: Any) -> Any:
         request, rest = split(args)
+        call = with_transactions(partial(view, *args, **kwargs), request)
         if passes(request):
-            return view(*args, **kwargs)
+            return call()
         enter = acoalesced if dispatches_async(view, args) else coalesced
-        return enter(partial(view, *args, **kwargs), guard, request, rest, kwargs)
+        return enter(call, guard, request, rest, kwargs)
 
-    return cast(_View, wraps(view)(ainner if iscoroutinefunction(view) else inner))
+    if iscoroutinefunction(view):
+        return cast(_View, wraps(view)(ainner))
+    opt_out(wraps(view)(inner))
+    return cast(_View, inner)
 
 
 def coalesced(
@@ -80,6 +85,7 @@ def coalesced(
         if not guard.observing:
             flight = guard.flight_of(request, args, kwargs)
         if flight is not None:
+            refuse_to_wait(flight.key)
             outcome = run(join(flight))
             if isinstance(outcome, Shared | Kept):
                 refuse_unauthorized(guard.authorize(request))

@@ -12,6 +12,7 @@ be rebuilt is a fixed list; of an exception only its texts are stored.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -123,9 +124,8 @@ def _ninja_api(request: Any) -> Any:
     view: Any = getattr(getattr(request, "resolver_match", None), "func", None)
     while hasattr(view, "__wrapped__"):
         view = view.__wrapped__
+    path_view: Any = getattr(sys.modules.get("ninja.operation"), "PathView", ())
     # Ninja says it nowhere; the URL's callback is a closure over the path's operations.
-    for cell in getattr(view, "__closure__", None) or ():
-        for operation in getattr(cell.cell_contents, "operations", ()):
-            if request.method in operation.methods:
-                return operation.api
-    return None
+    held = [cell.cell_contents for cell in getattr(view, "__closure__", None) or ()]
+    operations = [op for path in held if isinstance(path, path_view) for op in path.operations]
+    return next((op.api for op in operations if request.method in op.methods), None)

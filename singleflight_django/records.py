@@ -60,7 +60,7 @@ def seal(kind: bytes, head: dict[str, Any], body: bytes, max_bytes: int | None =
 
 
 def unseal(data: object, kinds: bytes) -> Record | None:
-    """Return the record that ``data`` is; None, and a log line, if it is none of these ``kinds``."""
+    """Return the record that ``data`` is; None, and a log line, if it is none of ``kinds``."""
     try:
         return _unseal(data, kinds)
     except ValueError as error:

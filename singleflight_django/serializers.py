@@ -1,7 +1,7 @@
 """Values of functions as records: JSON, pickle by explicit choice, or a model's primary key.
 
-A codec's encode() raises UnshareableResultError for a value that would not come back equal; decode()
-and adecode() return UNREADABLE, after a log line, for a record that they can't read.
+A codec's encode() raises UnshareableResultError for a value that would not come back equal;
+decode() and adecode() return UNREADABLE, after a log line, for a record that they can't read.
 """
 
 from __future__ import annotations

@@ -188,6 +188,9 @@ class TestScope:
         one = request(user=ANN, session="a", Authorization="Bearer a", Cookie="a=1", X_Tenant="a")
         assert identity(one, "global") == identity(request(user=BEN), "global")
 
+    async def test_the_async_twin_asks_nobody_either(self) -> None:
+        assert await aidentity(request(user=ANN), "global") == identity(request(), "global")
+
     def test_global_still_tells_apart_what_was_asked(self) -> None:
         assert identity(request(where="/a"), "global") != identity(request(where="/b"), "global")
 
