@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from singleflight_django.steps import Ask, Steps
 
@@ -13,7 +15,12 @@ from singleflight_django.steps import Ask, Steps
 TAKES = frozenset({"acquire", "join"})
 WHOLE = TAKES | {"release", "publish"}
 
-_background: set[asyncio.Task[None]] = set()
+# How long a loop that ends waits for what is being finished, in seconds.
+LAST_WORK = 5.0
+# What is being finished on each loop, and what makes the loop wait for it before it ends.
+_background: WeakKeyDictionary[
+    asyncio.AbstractEventLoop, tuple[set[asyncio.Task[None]], AsyncGenerator[None, None]]
+] = WeakKeyDictionary()
 
 
 def run(steps: Steps) -> Any:
@@ -42,6 +49,10 @@ async def _carry_out(steps: Steps, ask: Ask | None, result: Any) -> Any:
             call = asyncio.ensure_future(call)
         try:
             answer = await (asyncio.shield(call) if whole else call)
+        except GeneratorExit:
+            # Nobody runs this task any more: what the steps hold, the keeper gives back.
+            steps.close()
+            raise
         except BaseException as error:
             if whole and not call.done():
                 in_background(_finish(steps, ask, call))
@@ -78,7 +89,27 @@ def _advance(advance: Callable[[Any], Any], value: Any) -> tuple[Ask | None, Any
 
 
 def in_background(rest: Coroutine[Any, Any, None]) -> None:
-    """Carry ``rest`` out while the caller goes on."""
-    task = asyncio.ensure_future(rest)
-    _background.add(task)
-    task.add_done_callback(_background.discard)
+    """Carry ``rest`` out while the caller goes on. A loop that ends waits for it a little."""
+    loop = asyncio.get_running_loop()
+    if loop not in _background:
+        running: set[asyncio.Task[None]] = set()
+        _background[loop] = running, _before_the_loop_ends(running)
+        # Up to its yield it runs at once; the loop takes note of it, and closes it when it ends.
+        with suppress(StopIteration):
+            _background[loop][1].__anext__().send(None)
+    running, _ = _background[loop]
+    task = loop.create_task(rest)
+    running.add(task)
+    task.add_done_callback(running.discard)
+
+
+async def _before_the_loop_ends(running: set[asyncio.Task[None]]) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        while running:
+            _, late = await asyncio.wait(running, timeout=LAST_WORK)
+            for task in late:
+                task.cancel()
+        # The generator knows its loop: kept here, it would keep the loop.
+        _background.pop(asyncio.get_running_loop(), None)

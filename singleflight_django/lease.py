@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from singleflight_django.exceptions import LeaseConflictError, LeaseLostError, NestedFlightError
 from singleflight_django.waiting import clock
 
 Emit = Callable[..., None]
+
+
+class Claim(NamedTuple):
+    """One key of one acquisition: what it takes to renew it or to give it back."""
+
+    key: str
+    token: str
+    ttl: float
 
 
 class LeaseStore(Protocol):
@@ -25,6 +33,12 @@ class LeaseStore(Protocol):
     async def arenew(self, claims: Any) -> list[bool]: ...
 
 
+class Watcher(Protocol):
+    """Whoever renews a lease, and has to hear of a new ttl."""
+
+    def watch(self, lease: Lease) -> None: ...
+
+
 class Lease:
     """The right to run for one or several keys, for ``ttl`` seconds unless renewed.
 
@@ -36,6 +50,7 @@ class Lease:
         "__weakref__",
         "_done",
         "_lost",
+        "_process",
         "emit",
         "expires",
         "fences",
@@ -45,6 +60,7 @@ class Lease:
         "store",
         "token",
         "ttl",
+        "watcher",
     )
 
     def __init__(
@@ -69,6 +85,8 @@ class Lease:
         self.since = self.expires = 0.0
         self._done = False
         self._lost = ""
+        self._process = _process
+        self.watcher: Watcher | None = None
 
     @classmethod
     def unprotected(cls, keys: tuple[str, ...], emit: Emit) -> Lease:
@@ -91,7 +109,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether the lease was got and not yet given back, lost or not."""
-        return bool(self.fences) and not self._done
+        return bool(self.fences) and not self._done and self._process is _process
 
     @property
     def status(self) -> Literal["locked", "skipped"]:
@@ -140,9 +158,11 @@ class Lease:
         asked = self._extension(seconds)
         self._renewed(await self.store.arenew(self.claims()), asked)
 
-    def claims(self) -> list[tuple[str, str, float]]:
+    def claims(self) -> list[Claim]:
         """What the store needs to renew each key."""
-        return [(key, self.token, self.ttl) for key in self.fences]
+        # Another thread may be adding keys, or extend: copy in one step, and read the ttl once.
+        ttl = self.ttl
+        return [Claim(key, self.token, ttl) for key in tuple(self.fences)]
 
     def grant(self, key: str, fence: int | None, asked: float) -> None:
         """Note that the store gave us ``key`` when it was asked at ``asked``."""
@@ -151,9 +171,9 @@ class Lease:
             self.expires = asked + self.ttl
         self.fences[key] = fence
 
-    def renewed(self, asked: float) -> None:
-        """Note that the store renewed all keys when it was asked at ``asked``."""
-        self.expires = asked + self.ttl
+    def renewed(self, asked: float, ttl: float) -> None:
+        """Note that the store renewed all keys for ``ttl`` when it was asked at ``asked``."""
+        self.expires = asked + ttl
 
     def lose(self, reason: str) -> None:
         """Note, and tell once, that the lease ended before its holder did."""
@@ -163,9 +183,12 @@ class Lease:
         self.emit("lease_lost", self, reason=reason)
 
     def end(self) -> bool:
-        """Note that the holder is done. True the first time only: whoever gets it gives the keys back."""
+        """Note that the holder is done. True the first time only: whoever gets it gives the keys back.
+
+        Never true in a forked child: the lease is its parent's.
+        """
         first, self._done = not self._done, True
-        return first
+        return first and self._process is _process
 
     def _require(self) -> None:
         if not self.acquired:
@@ -177,7 +200,7 @@ class Lease:
 
     def _extension(self, seconds: float) -> float:
         self.check()
-        if not seconds > 0:
+        if not 0 < seconds < float("inf"):
             raise ValueError(f"extend() takes a positive number of seconds, not {seconds!r}.")
         self.ttl = float(seconds)
         return clock()
@@ -186,7 +209,9 @@ class Lease:
         if not all(answers):
             self.lose("not ours any more when extended")
         self.check()
-        self.renewed(asked)
+        self.renewed(asked, self.ttl)
+        if self.watcher is not None:
+            self.watcher.watch(self)
 
 
 class _Nowhere:
@@ -200,6 +225,22 @@ class _Nowhere:
 
     async def arenew(self, claims: Sequence[Any]) -> list[bool]:
         return self.renew(claims)
+
+    async def arelease(self, key: str, token: str) -> bool:
+        return self.release(key, token)
+
+
+# Stands for this process: a forked child gets another.
+_process = object()
+
+
+def _after_fork() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 _held: ContextVar[tuple[Lease, ...]] = ContextVar("singleflight_held", default=())

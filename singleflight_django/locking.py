@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
 from singleflight_django.lease import Lease, enter, refuse_nested
@@ -29,37 +31,43 @@ def acquire(lease: Lease, terms: Terms) -> Steps:
     """
     refuse_nested(lease.keys)
     deadline = Deadline(terms.wait)
-    asking = lease.keys[0]
     try:
-        for asking in lease.keys:
-            yield from _acquire_key(lease, asking, terms, deadline)
-    except LeaseConflictError:
-        yield from release(lease)
-        lease.emit("lease_rejected", lease, wait=terms.wait - deadline.left())
-        raise
+        for key in lease.keys:
+            yield from _acquire_key(lease, key, terms, deadline)
     except BaseException as error:
-        # The store may have carried out what it did not answer.
-        lease.grant(asking, None, clock())
         yield from _undo(lease, error)
+        if isinstance(error, LeaseConflictError):
+            lease.emit("lease_rejected", lease, wait=terms.wait - deadline.left())
         raise
     enter(lease)
     lease.emit("lease_acquired", lease, wait=terms.wait - deadline.left())
 
 
 def _undo(lease: Lease, error: BaseException) -> Steps:
-    if not isinstance(error, StoreUnavailableError):
-        yield from release(lease)
-    elif lease.end():
-        # The caller has waited for the store long enough: the keeper has the time to wait on.
-        keeper.forget(lease)
+    """Give back, without a word, what an acquire that came to nothing got or may have got."""
+    keeper.forget(lease)
+    if not lease.end() or not lease.fences:
+        return
+    # The caller has waited for the store long enough, or is a generator that is closed and may not
+    # ask any more: the keeper has the time.
+    if isinstance(error, StoreUnavailableError | GeneratorExit):
         keeper.give_back_later(lease)
+    else:
+        yield from _give_back(lease)
 
 
 def _acquire_key(lease: Lease, key: str, terms: Terms, deadline: Deadline) -> Steps:
     pause, block = pauses(terms.longest_pause), lease.store.longest_block
     while True:
         asked, left = clock(), deadline.left()
-        answer = yield Ask(lease.store, "acquire", (key, lease.token, lease.ttl, terms.limit, left))
+        try:
+            answer = yield Ask(
+                lease.store, "acquire", (key, lease.token, lease.ttl, terms.limit, left)
+            )
+        except BaseException:
+            # The store may have carried out what it did not answer.
+            lease.grant(key, None, clock())
+            raise
         if not isinstance(answer, Conflict):
             lease.grant(key, answer.fence, asked)
             keeper.watch(lease)
@@ -83,18 +91,25 @@ def release(lease: Lease) -> Steps:
     if not lease.end() or not lease.fences:
         return
     keeper.forget(lease)
+    ours = yield from _give_back(lease)
+    if lost or not ours:
+        lease.lose("it had ended before it was released")
+    lease.emit("lease_released", lease, duration=clock() - lease.since)
+
+
+def _give_back(lease: Lease) -> Generator[Ask, Any, bool]:
+    """Return whether all keys were ours until now, as far as the store can tell."""
+    ours = True
     try:
         for key in reversed(lease.fences):
-            ours = yield Ask(lease.store, "release", (key, lease.token))
-            lost = lost or not ours
+            answer = yield Ask(lease.store, "release", (key, lease.token))
+            ours = ours and answer
     except Exception:
         keeper.give_back_later(lease)
     except BaseException:
         keeper.give_back_later(lease)
         raise
-    if lost:
-        lease.lose("it had ended before it was released")
-    lease.emit("lease_released", lease, duration=clock() - lease.since)
+    return ours
 
 
 def lapse(lease: Lease) -> None:

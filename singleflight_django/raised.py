@@ -12,7 +12,6 @@ be rebuilt is a fixed list; of an exception only its texts are stored.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -124,8 +123,9 @@ def _ninja_api(request: Any) -> Any:
     view: Any = getattr(getattr(request, "resolver_match", None), "func", None)
     while hasattr(view, "__wrapped__"):
         view = view.__wrapped__
-    path_view: Any = getattr(sys.modules.get("ninja.operation"), "PathView", ())
+    if getattr(view, "__module__", "") != "ninja.operation":
+        return None
     # Ninja says it nowhere; the URL's callback is a closure over the path's operations.
-    held = [cell.cell_contents for cell in getattr(view, "__closure__", None) or ()]
-    operations = [op for path in held if isinstance(path, path_view) for op in path.operations]
-    return next((op.api for op in operations if request.method in op.methods), None)
+    paths = [cell.cell_contents for cell in view.__closure__]
+    operations = [op for path in paths for op in path.operations if request.method in op.methods]
+    return operations[0].api if operations else None

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from singleflight_django.exceptions import StoreUnavailableError
-from singleflight_django.lease import Lease
+from singleflight_django.lease import Claim, Lease
+from singleflight_django.stores.base import RenewalInDoubtError
 from singleflight_django.waiting import clock
 
 logger = logging.getLogger("singleflight_django")
@@ -25,8 +26,8 @@ REST = 0.5
 
 
 class Keeper:
-    """What is watched, and the thread that does it. ``_changed`` protects ``_wakes_at`` only:
-    adding to and removing from a dict are atomic."""
+    """What is watched, and the thread that does it. ``_changed`` protects ``_wakes_at`` and the
+    thread's start only: adding to and removing from a dict are atomic."""
 
     def __init__(self) -> None:
         self.reset()
@@ -38,12 +39,15 @@ class Keeper:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._wakes_at = NEVER
+        # When to bother a store again that did not take something back.
+        self._rests_until = 0.0
 
     def watch(self, lease: Lease) -> None:
         """Renew ``lease`` whenever a third of its ttl has passed, for up to its ``max_hold``."""
         if lease.max_hold <= 0:
             return
-        due = lease.since + lease.ttl / 3
+        lease.watcher = self
+        due = lease.expires - lease.ttl * 2 / 3
         self._watched[lease] = due
         self._wake_by(due)
 
@@ -54,7 +58,7 @@ class Keeper:
     def give_back_later(self, lease: Lease) -> None:
         """Release what ``lease`` may hold as soon as the store answers, until it has lapsed anyway."""
         self._owed[lease] = None
-        self._wake_by(clock())
+        self._wake_by(max(clock(), self._rests_until))
 
     def _wake_by(self, due: float) -> None:
         if self._thread is not None and due >= self._wakes_at:
@@ -62,11 +66,18 @@ class Keeper:
         with self._changed:
             self._wakes_at = min(self._wakes_at, due)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="singleflight-keeper", daemon=True
-                )
-                self._thread.start()
+                self._start()
             self._changed.notify()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="singleflight-keeper", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The interpreter is about to end, or the system has no thread left.
+            logger.warning("No thread to renew leases: they live for their ttl. %s", error)
+        else:
+            self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -76,48 +87,55 @@ class Keeper:
                     self._changed.wait(min(pause, threading.TIMEOUT_MAX))
                     continue
                 self._wakes_at = NEVER
-            try:
-                self.work()
-            except Exception:
-                logger.exception("The keeper failed; it goes on with the next lease.")
+            self.work()
             self._wake_by(self._next())
 
     def _next(self) -> float:
-        owed = clock() + REST if self._owed else NEVER
+        owed = max(clock(), self._rests_until) if self._owed else NEVER
         return min([owed, *list(self._watched.values())])
 
     def work(self) -> None:
         """Do what is due now: renew, and give back."""
         now = clock()
         due = [lease for lease, when in list(self._watched.items()) if when <= now]
-        for lease in [lease for lease in due if now - lease.since >= lease.max_hold]:
-            due.remove(lease)
-            self.forget(lease)
-        for store, leases in _by_store(due):
+        for store, leases in _by_store([lease for lease in due if self._renewable(lease, now)]):
             self._renew(store, leases, now)
-        for lease in list(self._owed):
-            self._give_back(lease, now)
+        if now >= self._rests_until:
+            for store, leases in _by_store(list(self._owed)):
+                self._give_back(store, leases)
+
+    def _renewable(self, lease: Lease, now: float) -> bool:
+        if not lease.held:
+            # Forgotten while a renewal was on its way.
+            self.forget(lease)
+        elif now - lease.since < lease.max_hold:
+            return True
+        elif lease.lost:
+            self._lose(lease, "it was held for longer than max_hold")
+        else:
+            self._reschedule(lease, lease.expires)
+        return False
 
     def _renew(self, store: Any, leases: Sequence[Lease], now: float) -> None:
         claims = [lease.claims() for lease in leases]
-        try:
-            answers = iter(store.renew([claim for some in claims for claim in some]))
-        except StoreUnavailableError:
-            self._try_again(leases)
-            return
+        answers = iter(_answers(store, [claim for some in claims for claim in some]))
         for lease, some in zip(leases, claims, strict=True):
-            if all([next(answers) for _ in some]):
-                lease.renewed(now)
-                self._reschedule(lease, now + lease.ttl / 3)
-            else:
+            told = [next(answers) for _ in some]
+            if False in told:
                 self._lose(lease, "it was not ours any more when renewed")
-
-    def _try_again(self, leases: Sequence[Lease]) -> None:
-        for lease in leases:
-            if lease.lost:
-                self._lose(lease, "the store was away for longer than its ttl")
+            elif None in told:
+                self._try_again(lease)
             else:
-                self._reschedule(lease, clock() + min(REST, lease.ttl / 6))
+                ttl = some[0].ttl
+                lease.renewed(now, ttl)
+                # Extended meanwhile: nobody knows which of the two the store heard last.
+                self._reschedule(lease, now + ttl / 3 if ttl == lease.ttl else now)
+
+    def _try_again(self, lease: Lease) -> None:
+        if lease.lost:
+            self._lose(lease, "the store did not renew it within its ttl")
+        else:
+            self._reschedule(lease, clock() + min(REST, lease.ttl / 6))
 
     def _reschedule(self, lease: Lease, due: float) -> None:
         if lease in self._watched:
@@ -129,14 +147,37 @@ class Keeper:
         if lease.held:
             lease.lose(reason)
 
-    def _give_back(self, lease: Lease, now: float) -> None:
-        try:
-            for key in lease.fences:
-                lease.store.release(key, lease.token)
-        except StoreUnavailableError:
-            if now < lease.since + lease.ttl + max(lease.ttl, REST):
+    def _give_back(self, store: Any, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            # Taken out first, and put back last: the next round begins with another.
+            self._owed.pop(lease, None)
+            try:
+                for key in lease.fences:
+                    store.release(key, lease.token)
+            except Exception as error:
+                _report(error)
+                self._rests_until = clock() + REST
+                if clock() < lease.expires + max(lease.ttl, REST):
+                    self._owed[lease] = None
+                # One budget for a store that is away, however much it is owed.
                 return
-        self._owed.pop(lease, None)
+
+
+def _answers(store: Any, claims: list[Claim]) -> Sequence[bool | None]:
+    """Renew; None for each claim that the store says nothing about."""
+    try:
+        answers: Sequence[bool | None] = store.renew(claims)
+    except RenewalInDoubtError as error:
+        answers = error.answers
+    except Exception as error:
+        _report(error)
+        answers = [None] * len(claims)
+    return answers
+
+
+def _report(error: Exception) -> None:
+    if not isinstance(error, StoreUnavailableError):
+        logger.error("A store failed in an unforeseen way; it is asked again.", exc_info=error)
 
 
 def _by_store(leases: Iterable[Lease]) -> Iterable[tuple[Any, list[Lease]]]:

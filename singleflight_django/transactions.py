@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import finalize
 
+from asgiref.sync import iscoroutinefunction
 from django.core.signals import request_finished
 from django.db import connections, transaction
 from django.dispatch import receiver
@@ -51,6 +52,9 @@ def with_transactions(call: Callable[[], Any], request: Any) -> Callable[[], Any
         return call
     for alias, options in connections.settings.items():
         if options["ATOMIC_REQUESTS"] and not set.__contains__(marker, alias):
+            if iscoroutinefunction(match.func):
+                # What Django says where dispatch() has not handed our mark on to an async view.
+                raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
             call = partial(transaction.atomic(using=alias)(_call), call)
     return call
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import django
 import pytest
 import redis
 from django.core.cache import caches
@@ -90,7 +91,9 @@ def _add_database(alias: str) -> Iterator[str]:
     )[alias]
     os.environ[run.MORE_DATABASES] = f"{os.environ.get(run.MORE_DATABASES, '')} {alias}"
     creation = connections[alias].creation
-    name = creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
+    # Django 6.1 has taken the serializing out, and warns of the argument.
+    options = {} if django.VERSION >= (6, 1) else {"serialize": False}
+    name = creation.create_test_db(verbosity=0, autoclobber=True, **options)
     yield alias
     creation.destroy_test_db(name, verbosity=0)
 

@@ -9,9 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from singleflight_django.exceptions import StoreUnavailableError
+from singleflight_django.lease import Claim as Claim
+
+_T = TypeVar("_T")
 
 
 class Grant(NamedTuple):
@@ -26,12 +31,12 @@ class Conflict(NamedTuple):
     remaining: float
 
 
-class Claim(NamedTuple):
-    """One key of one acquisition: what it takes to renew it or to give it back."""
+class RenewalInDoubtError(StoreUnavailableError):
+    """The store can't tell for each claim whether it was renewed: ``answers`` has None for those."""
 
-    key: str
-    token: str
-    ttl: float
+    def __init__(self, message: str, answers: list[bool | None]) -> None:
+        super().__init__(message)
+        self.answers = answers
 
 
 class Status(StrEnum):
@@ -155,7 +160,10 @@ class Store(ABC):
 
     @abstractmethod
     def renew(self, claims: Sequence[Claim]) -> list[bool]:
-        """Let each claim live for its ``ttl`` from now; False for each that is no longer held."""
+        """Let each claim live for its ``ttl`` from now; False for each that is no longer held.
+
+        Raises RenewalInDoubtError where it can tell for some of them only.
+        """
 
     @abstractmethod
     def release(self, key: str, token: str) -> bool:
@@ -198,19 +206,23 @@ class Store(ABC):
     def forget(self, key: str) -> None:
         """Drop the outcome that is kept for ``key``."""
 
+    async def in_thread(self, call: Callable[..., _T], *args: Any) -> _T:
+        """Carry out a blocking call for its a-twin."""
+        return await asyncio.to_thread(call, *args)
+
     async def aacquire(
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
         """See acquire()."""
-        return await asyncio.to_thread(self.acquire, key, token, ttl, limit, wait)
+        return await self.in_thread(self.acquire, key, token, ttl, limit, wait)
 
     async def arelease(self, key: str, token: str) -> bool:
         """See release()."""
-        return await asyncio.to_thread(self.release, key, token)
+        return await self.in_thread(self.release, key, token)
 
     async def arenew(self, claims: Sequence[Claim]) -> list[bool]:
         """See renew()."""
-        return await asyncio.to_thread(self.renew, claims)
+        return await self.in_thread(self.renew, claims)
 
     async def await_free(self, key: str, seconds: float) -> bool:
         """See wait_free()."""
@@ -219,11 +231,11 @@ class Store(ABC):
 
     async def ajoin(self, key: str, joining: Joining) -> Joined:
         """See join()."""
-        return await asyncio.to_thread(self.join, key, joining)
+        return await self.in_thread(self.join, key, joining)
 
     async def apublish(self, key: str, publishing: Publishing) -> Status | None:
         """See publish()."""
-        return await asyncio.to_thread(self.publish, key, publishing)
+        return await self.in_thread(self.publish, key, publishing)
 
     async def await_landing(
         self, key: str, flight: int, seen: str, seconds: float
@@ -238,4 +250,4 @@ class Store(ABC):
 
     async def aforget(self, key: str) -> None:
         """See forget()."""
-        await asyncio.to_thread(self.forget, key)
+        await self.in_thread(self.forget, key)

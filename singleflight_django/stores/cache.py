@@ -8,9 +8,10 @@ in the last part of a lease, where the cache ends it by itself.
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.cache import caches
 from django.core.cache.backends.base import BaseCache
@@ -21,38 +22,48 @@ from django.core.cache.backends.filebased import FileBasedCache
 from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import Claim, Conflict, Grant
 from singleflight_django.stores.cache_flights import CacheFlights, parse_lease
+from singleflight_django.waiting import clock
 
 # Their ``add`` has several winners (measured), or no memory at all.
 REFUSED = (DummyCache, FileBasedCache, DatabaseCache)
 # A release closer than this to the lease's end would race with its successor. Seconds.
 MARGIN = 0.05
 
+_T = TypeVar("_T")
+
+
+class _Held(NamedTuple):
+    slot: str
+    # By our own clock, and always too early.
+    ends: float
+
 
 class CacheStore(CacheFlights):
     """Leases through ``cache.add``, under ``<namespace>:<key>``; holders after the first have a number.
 
     A lease is the text ``<owner token> <end> <more>``, the end by this machine's wall clock: only for
-    telling how long it has to live, never for ending it. Whole seconds, rounded up.
+    telling others how long it has to live, never for ending it. Whole seconds, rounded up.
     """
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
-        # How many slots an owner token may be in, where that is more than one.
-        self._limits: dict[str, int] = {}
+        # What each token holds, or may hold, by key.
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._tidy_at = 1000
+        # A renewal that read before, and wrote after, its own lease's release would revive it.
+        self._turns = tuple(threading.Lock() for _ in range(64))
 
     def acquire(
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
         """See Store.acquire()."""
         soonest = math.inf
-        if limit > 1:
-            self._limits[token] = limit
-        for slot in range(limit):
-            present = self.take(_slot(key, slot), token, ttl)
+        for number in range(limit):
+            slot = f"{key}#{number}" if number else key
+            present = self.take(slot, token, ttl, key=key)
             if present is None:
                 return Grant(None)
             soonest = min(soonest, present[1])
-        self._limits.pop(token, None)
         return Conflict(max(0.0, soonest - time.time()))
 
     def renew(self, claims: Sequence[Claim]) -> list[bool]:
@@ -61,22 +72,24 @@ class CacheStore(CacheFlights):
 
     def release(self, key: str, token: str) -> bool:
         """See Store.release()."""
-        held = self._find(key, token)
-        if held is None:
-            return False
-        slot, left, _ = held
-        if left > MARGIN:
-            self.call("delete", slot)
-        self._limits.pop(token, None)
-        return True
+        with self._turn(token):
+            found = self._find(key, token)
+            if found is not None and found[1] > MARGIN:
+                self.call("delete", found[0])
+            self._held.pop((key, token), None)
+        return found is not None
 
-    def take(self, slot: str, token: str, ttl: float, more: str = "") -> tuple[str, float] | None:
+    def take(
+        self, slot: str, token: str, ttl: float, more: str = "", key: str = ""
+    ) -> tuple[str, float] | None:
         """Take a lease: None if it is ours now, else the rest of the present one's text and its end.
 
         A cache that hides its errors answers like one where the key exists: only a foreign token,
         read back, proves a conflict.
         """
         seconds = math.ceil(ttl)
+        # Noted before it is asked for: what was added without an answer can be given back, too.
+        self._note(key or slot, token, _Held(slot, clock() + seconds))
         for _ in range(3):
             text = f"{token} {time.time() + seconds:.3f} {more}"
             if self.call("add", slot, text, seconds):
@@ -85,6 +98,7 @@ class CacheStore(CacheFlights):
             if owner == token:
                 return None
             if owner:
+                self._held.pop((key or slot, token), None)
                 return other, ends
         raise StoreUnavailableError(
             f"The cache {self._alias!r} neither adds the lease nor has one: it is away and hides it.",
@@ -92,22 +106,45 @@ class CacheStore(CacheFlights):
         )
 
     def _renew(self, key: str, token: str, ttl: float) -> bool:
-        held = self._find(key, token)
-        if held is None or held[1] <= MARGIN:
-            return False
-        seconds = math.ceil(ttl)
-        slot, _, more = held
-        self.call("set", slot, f"{token} {time.time() + seconds:.3f} {more}", seconds)
+        with self._turn(token):
+            found = self._find(key, token)
+            if found is None or found[1] <= MARGIN:
+                return False
+            slot, _, more = found
+            seconds = math.ceil(ttl)
+            self._held[key, token] = _Held(slot, clock() + seconds)
+            self.call("set", slot, f"{token} {time.time() + seconds:.3f} {more}", seconds)
         return True
 
     def _find(self, key: str, token: str) -> tuple[str, float, str] | None:
         """Find the slot that ``token`` holds, the seconds that it still does, and the lease's rest."""
-        for number in range(self._limits.get(token, 1)):
-            slot = _slot(key, number)
-            owner, ends, more = parse_lease(self.call("get", slot))
-            if owner == token:
-                return slot, ends - time.time(), more
-        return None
+        held = self._held.get((key, token))
+        slot = held.slot if held else key
+        owner, ends, more = parse_lease(self.call("get", slot))
+        if owner != token:
+            return None
+        return slot, held.ends - clock() if held else ends - time.time(), more
+
+    def _note(self, key: str, token: str, held: _Held) -> None:
+        # Leases that were left to lapse are given back by nobody.
+        if len(self._held) >= self._tidy_at:
+            for which, old in list(self._held.items()):
+                if old.ends < clock() - 60:
+                    self._held.pop(which, None)
+            self._tidy_at = max(1000, 2 * len(self._held))
+        known = self._held.get((key, token))
+        # Asked for again, it ends when the first one does.
+        self._held[key, token] = known if known and known.slot == held.slot else held
+
+    def _turn(self, token: str) -> threading.Lock:
+        return self._turns[hash(token) % len(self._turns)]
+
+    async def in_thread(self, call: Callable[..., _T], *args: Any) -> _T:
+        """See Store.in_thread()."""
+        # Made here the cache, with its connections, stays in this context; in the thread's copy of
+        # it, it would be made anew for each call.
+        usable_cache(self._alias)
+        return await super().in_thread(call, *args)
 
     def call(self, method: str, slot: str, *args: Any) -> Any:
         """Call a method of the cache; whatever goes wrong, the store can't tell."""
@@ -128,7 +165,3 @@ def usable_cache(alias: str) -> BaseCache:
             "off with SINGLEFLIGHT_ENABLED = False."
         )
     return cache
-
-
-def _slot(key: str, number: int) -> str:
-    return f"{key}#{number}" if number else key

@@ -44,9 +44,9 @@ def _make(alias: str, prefix: str, kind: str | None) -> Store:
     kind = kind or ("redis" if speaks_redis(caches[alias]) else "cache")
     if kind == "redis":
         # Imported here: a site on memcached needs neither redis-py nor its import time.
-        from singleflight_django.stores.redis.store import store_on
+        from singleflight_django.stores.redis.fallback import RedisOrCacheStore
 
-        return store_on(alias, prefix)
+        return RedisOrCacheStore(alias, prefix)
     if kind == "cache":
         _warn_of_one_process(alias)
         return CacheStore(alias)

@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from singleflight_django.stores.redis.clients import PORTABLE, Server
+from singleflight_django.stores.redis.clients import PORTABLE, Server, understood
 from singleflight_django.stores.redis.transports import (
+    GRACE,
     IDLE_LIMIT,
     MOST_IDLE,
     Call,
+    Failures,
     pack,
     pack_call,
 )
@@ -24,104 +26,127 @@ class AsyncConnectionTransport:
     """See ConnectionTransport. One for each event loop: its connections can't leave it."""
 
     def __init__(self, server: Server) -> None:
-        self.server = server
         self._idle: deque[tuple[Any, float]] = deque()
-        self._make = _connections(server)
+        self._maker = _maker(server)
+        self._primary: Any = None
+        self._errors = Failures(server)
         self._closer: AsyncGenerator[None, None] | None = None
-        errors = server.errors
-        self._clean: Any = errors.ResponseError
-        self._soiled = (errors.ReadOnlyError, errors.MasterDownError)
-        self._hopeless = (
-            errors.AuthenticationError,
-            errors.AuthorizationError,
-            errors.BusyLoadingError,
-        )
-        self._broken = (errors.ConnectionError, errors.ReadOnlyError)
+        self._keeps = True
 
     async def run(self, call: Call) -> tuple[Any, bool]:
         """See ConnectionTransport.run()."""
-        try:
-            return await self._run(call), False
-        except self._broken as error:
-            if isinstance(error, self._hopeless):
-                raise
-            await self.drop()
-        return await self._run(call), True
+        (reply,), resent = await self._persist([pack_call(call)])
+        if isinstance(reply, self._errors.forgotten):
+            (reply,), again = await self._persist([pack_call(call, source=True)])
+            resent = resent or again
+        if isinstance(reply, Exception):
+            raise reply
+        return reply, resent
 
     async def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """See ConnectionTransport.run_all()."""
-        replies = await self._exchange([pack_call(call) for call in calls])
-        return [
-            (await self.run(call))[0]
-            if isinstance(reply, self.server.errors.NoScriptError)
-            else reply
-            for call, reply in zip(calls, replies, strict=True)
+        replies, _ = await self._persist([pack_call(call) for call in calls])
+        forgotten = [
+            n for n, reply in enumerate(replies) if isinstance(reply, self._errors.forgotten)
         ]
+        if forgotten:
+            sources, _ = await self._persist([pack_call(calls[n], source=True) for n in forgotten])
+            for n, reply in zip(forgotten, sources, strict=True):
+                replies[n] = reply
+        return replies
 
-    async def ask(self, *command: str | int) -> Any:
+    async def ask(self, *command: str | int, within: float | None = None) -> Any:
         """See ConnectionTransport.ask()."""
-        (reply,) = await self._exchange([pack(*command)])
+        ((reply,), _) = await self._persist([pack(*command)], within)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     async def drop(self) -> None:
         """See ConnectionTransport.drop()."""
-        idle, self._idle = self._idle, deque()
-        for connection, _ in idle:
-            await connection.disconnect(nowait=True)
+        while self._idle:
+            await self._idle.pop()[0].disconnect(nowait=True)
 
-    async def _run(self, call: Call) -> Any:
-        (reply,) = await self._exchange([pack_call(call)])
-        if isinstance(reply, self.server.errors.NoScriptError):
-            (reply,) = await self._exchange([pack_call(call, source=True)])
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+    async def _persist(
+        self, commands: list[bytes], within: float | None = None
+    ) -> tuple[list[Any], bool]:
+        begin = clock()
+        try:
+            replies = await self._exchange(commands, within)
+            if not self._errors.demoted(replies):
+                return replies, False
+        except self._errors.broken as error:
+            if self._errors.final(error, clock() - begin, within):
+                raise
+        await self.drop()
+        left = within and max(0.0, within - clock() + begin)
+        return await self._exchange(commands, left), True
 
-    async def _exchange(self, commands: list[bytes]) -> list[Any]:
+    async def _exchange(self, commands: list[bytes], within: float | None) -> list[Any]:
         connection = await self._take()
         replies: list[Any] = []
         try:
             await connection.send_packed_command(commands, check_health=False)
             for _ in commands:
                 try:
-                    replies.append(await connection.read_response())
-                except self._clean as error:
+                    replies.append(await _read(connection, within))
+                except self._errors.clean as error:
                     replies.append(error)
+        except TimeoutError:
+            # Ours, not the driver's: the reply took longer than ``within``.
+            await connection.disconnect(nowait=True)
+            return [None]
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        soiled = any(isinstance(reply, self._soiled) for reply in replies)
-        if soiled or len(self._idle) >= MOST_IDLE:
+        if self._errors.demoted(replies) or len(self._idle) >= MOST_IDLE or not self._keeps:
             await connection.disconnect(nowait=True)
         else:
             self._idle.append((connection, clock()))
         return replies
 
     async def _take(self) -> Any:
-        if self._closer is None:
+        if self._closer is None and self._keeps:
             self._closer = self._close_with_loop()
             await anext(self._closer)
+        await self._notice_failover()
         while self._idle:
             connection, used = self._idle.pop()
             if clock() - used <= IDLE_LIMIT:
                 return connection
             await connection.disconnect(nowait=True)
-        connection = self._make()
+        connection = self._maker.connection()
         try:
             await connection.connect()
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
+        await self._notice_failover()
         return connection
+
+    async def _notice_failover(self) -> None:
+        primary = self._maker.primary
+        if primary != self._primary:
+            self._primary = primary
+            await self.drop()
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         # A loop that shuts down closes its suspended generators first: the one hook that it has.
         try:
             yield
         finally:
+            # What still runs closes its own connection; the generator would keep its loop alive.
+            self._keeps, self._closer = False, None
             await self.drop()
+            await self._maker.aclose()
+
+
+async def _read(connection: Any, within: float | None) -> Any:
+    if within is None:
+        return await connection.read_response()
+    async with asyncio.timeout(within + GRACE):
+        # The driver's own timeout has to be the later one: it does not tell nil from nothing.
+        return await connection.read_response(timeout=within + 1)
 
 
 class AsyncClientTransport:
@@ -130,6 +155,7 @@ class AsyncClientTransport:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._client: Any = None
+        self._beginning = asyncio.Lock()
         self._closer: AsyncGenerator[None, None] | None = None
 
     async def run(self, call: Call) -> tuple[Any, bool]:
@@ -147,26 +173,39 @@ class AsyncClientTransport:
         for call in calls:
             try:
                 replies.append((await self.run(call))[0])
-            except self.server.errors.ResponseError as error:
+            except self.server.failure as error:
                 replies.append(error)
         return replies
 
-    async def ask(self, *command: str | int) -> Any:
+    async def ask(self, *command: str | int, within: float | None = None) -> Any:
         """See ConnectionTransport.ask()."""
         return await self._execute(*command)
 
     async def _execute(self, *args: Any) -> Any:
         if self._client is None:
-            self._client = _async_cluster(self.server)
-            self._closer = self._close_with_loop()
-            await anext(self._closer)
+            # Tasks that come meanwhile wait: begun twice, the client loses connections.
+            async with self._beginning:
+                await self._begin()
         return await self._client.execute_command(*args)
 
-    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+    async def _begin(self) -> None:
+        if self._client is not None:
+            return
+        client = _async_cluster(self.server)
+        try:
+            await client.initialize()
+        except BaseException:
+            await client.aclose()
+            raise
+        self._client, self._closer = client, self._close_with_loop(client)
+        await anext(self._closer)
+
+    async def _close_with_loop(self, client: Any) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
-            await self._client.aclose()
+            self._client = self._closer = None
+            await client.aclose()
 
 
 AsyncTransport = AsyncConnectionTransport | AsyncClientTransport
@@ -190,38 +229,66 @@ class LoopTransports:
         return transport
 
 
-def _connections(server: Server) -> Any:
-    """Return what makes an asyncio connection like those of the blocking pool."""
-    root = server.driver.__name__
-    blocking = import_module(f"{root}.connection")
-    module = import_module(f"{root}.asyncio.connection")
-    settings = server.async_settings()
-    if server.sentinel is not None:
-        return _sentinel_connections(server, settings)
-    cls = module.Connection
-    for name in ("SSLConnection", "UnixDomainSocketConnection"):
-        if issubclass(server.pool.connection_class, getattr(blocking, name)):
-            cls = getattr(module, name)
-    return lambda: cls(**settings)
+class _Maker:
+    """Makes asyncio connections like those of the blocking pool."""
+
+    primary: Any = None
+
+    def __init__(self, server: Server) -> None:
+        root = server.driver.__name__
+        blocking = import_module(f"{root}.connection")
+        module = import_module(f"{root}.asyncio.connection")
+        self._kind: Any = module.Connection
+        for name in ("SSLConnection", "UnixDomainSocketConnection"):
+            if issubclass(server.pool.connection_class, getattr(blocking, name)):
+                self._kind = getattr(module, name)
+        self._settings = understood(self._kind, server.async_settings())
+
+    def connection(self) -> Any:
+        """Return a new connection."""
+        return self._kind(**self._settings)
+
+    async def aclose(self) -> None:
+        """Close what making connections needs."""
 
 
-def _sentinel_connections(server: Server, settings: dict[str, Any]) -> Any:
-    module = import_module(f"{server.driver.__name__}.asyncio.sentinel")
-    known = [s.connection_pool.connection_kwargs for s in server.sentinel.sentinels]
-    manager = module.Sentinel(
-        [(one["host"], one["port"]) for one in known],
-        sentinel_kwargs={
-            name: value
-            for name, value in known[0].items()
-            if name in PORTABLE and name not in ("host", "port")
-        },
-    )
-    tls = "ssl" if hasattr(server.pool.connection_class, "ssl_context") else ""
-    pool = module.SentinelConnectionPool(
-        server.pool.service_name, manager, **({"ssl": True} if tls else {}), **settings
-    )
-    # The connections know their pool by a weak reference only.
-    return lambda: (pool, pool.connection_class(**pool.connection_kwargs))[1]
+class _SentinelMaker(_Maker):
+    """Lets an asyncio Sentinel pool tell its connections where the primary is."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        module = import_module(f"{server.driver.__name__}.asyncio.sentinel")
+        known = [one.connection_pool.connection_kwargs for one in server.sentinel.sentinels]
+        self._manager = module.Sentinel(
+            [(one["host"], one["port"]) for one in known],
+            sentinel_kwargs={
+                name: value
+                for name, value in known[0].items()
+                if name in PORTABLE and name not in ("host", "port")
+            },
+        )
+        tls = self._kind.__name__ == "SSLConnection"
+        self._pool = module.SentinelConnectionPool(
+            server.pool.service_name, self._manager, **{"ssl": tls} if tls else {}, **self._settings
+        )
+
+    @property
+    def primary(self) -> Any:
+        """The address that Sentinel named last."""
+        return self._pool.master_address
+
+    def connection(self) -> Any:
+        """See _Maker.connection()."""
+        return self._pool.connection_class(**self._pool.connection_kwargs)
+
+    async def aclose(self) -> None:
+        """See _Maker.aclose()."""
+        for client in self._manager.sentinels:
+            await client.aclose()
+
+
+def _maker(server: Server) -> _Maker:
+    return _Maker(server) if server.sentinel is None else _SentinelMaker(server)
 
 
 def _async_cluster(server: Server) -> Any:
@@ -229,7 +296,7 @@ def _async_cluster(server: Server) -> Any:
     nodes = server.client.nodes_manager
     settings = {
         name: value
-        for name, value in nodes.connection_kwargs.items()
+        for name, value in server.async_settings().items()
         if name in PORTABLE and name not in ("host", "port", "path", "db")
     }
     startup = [module.ClusterNode(n.host, n.port) for n in nodes.startup_nodes.values()]

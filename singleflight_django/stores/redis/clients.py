@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from types import ModuleType
@@ -71,9 +72,10 @@ class Server:
             if hasattr(self.errors, "RedisError")
             else self.errors.ValkeyError
         )
-        configured: dict[str, Any] = dict(getattr(self.pool, "connection_kwargs", {}))
-        self.timeout = float(configured.get("socket_timeout") or DEFAULT_SOCKET_TIMEOUT)
-        self._configured = configured
+        # A cluster's client keeps its settings with its nodes.
+        source = self.pool or getattr(client, "nodes_manager", None)
+        self._configured: dict[str, Any] = dict(getattr(source, "connection_kwargs", {}))
+        self.timeout = float(self._configured.get("socket_timeout") or DEFAULT_SOCKET_TIMEOUT)
 
     @property
     def connects(self) -> bool:
@@ -85,6 +87,11 @@ class Server:
         """The Sentinel manager that knows where the primary is, or None."""
         return getattr(self.pool, "sentinel_manager", None)
 
+    @property
+    def primary(self) -> Any:
+        """The address that Sentinel last named to the pool, or None."""
+        return getattr(self.pool, "master_address", None)
+
     def connection(self) -> Any:
         """Return a new blocking connection: not the pool's, so that it uses up nothing of the site's."""
         settings = {
@@ -92,8 +99,8 @@ class Server:
             for name, value in self._configured.items()
             if not name.startswith(POOL_ONLY)
         }
-        settings.update(self._bounds(self.driver))
-        return self.pool.connection_class(**settings)
+        kind = self.pool.connection_class
+        return kind(**settings | understood(kind, self._bounds(self.driver)))
 
     def async_settings(self) -> dict[str, Any]:
         """The settings of an asyncio connection to the same server."""
@@ -111,7 +118,11 @@ class Server:
             "health_check_interval": 0,
             "retry": retry(backoff(), 0),
         }
-        return bounds | _no_notifications(self.driver, self.pool)
+        with suppress(ImportError):
+            notifications = import_module(f"{self.driver.__name__}.maint_notifications")
+            off = notifications.MaintNotificationsConfig(enabled=False)
+            bounds["maint_notifications_config"] = off
+        return bounds
 
 
 def _driver(client: Any) -> ModuleType:
@@ -123,11 +134,8 @@ def _driver(client: Any) -> ModuleType:
     raise TypeError(f"{type(client)!r} is neither a redis-py nor a valkey-py client.")
 
 
-def _no_notifications(driver: ModuleType, pool: Any) -> dict[str, Any]:
-    inits = [vars(cls).get("__init__") for cls in getattr(pool, "connection_class", object).__mro__]
-    if not any(
-        "maint_notifications_config" in signature(init).parameters for init in inits if init
-    ):
-        return {}
-    module = import_module(f"{driver.__name__}.maint_notifications")
-    return {"maint_notifications_config": module.MaintNotificationsConfig(enabled=False)}
+def understood(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``settings`` that ``kind``, or a class that it hands them on to, has parameters for."""
+    inits = [vars(cls)["__init__"] for cls in kind.__mro__ if "__init__" in vars(cls)]
+    known = {name for init in inits[:-1] for name in signature(init).parameters}
+    return {name: value for name, value in settings.items() if name in known}

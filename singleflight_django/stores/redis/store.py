@@ -17,6 +17,7 @@ from singleflight_django.stores.base import (
     Joining,
     Landing,
     Publishing,
+    RenewalInDoubtError,
     Status,
     Store,
 )
@@ -61,8 +62,9 @@ class RedisStore(Store):
     def __init__(self, link: Link, prefix: str) -> None:
         self._link = link
         self._prefix = prefix
-        # Always shorter than the socket's timeout: the two must not be taken for each other.
-        self.longest_block = min(1.0, link.server.timeout / 2)
+        # A client's own timeout must not be taken for the server's, which comes up to 0.1 s late.
+        clients = max(0.05, link.server.timeout / 2 - 0.1)
+        self.longest_block = 1.0 if link.server.connects else min(1.0, clients)
 
     def acquire(
         self, key: str, token: str, ttl: float, limit: int, wait: float
@@ -82,13 +84,13 @@ class RedisStore(Store):
     def renew(self, claims: Sequence[Claim]) -> list[bool]:
         """See Store.renew()."""
         with self._translated():
-            return _all_well(self._link.transport.run_all([self._renew(c) for c in claims]))
+            return _told(self._link.transport.run_all([self._renew(c) for c in claims]))
 
     async def arenew(self, claims: Sequence[Claim]) -> list[bool]:
         """See renew()."""
         with self._translated():
             calls = [self._renew(claim) for claim in claims]
-            return _all_well(await self._link.loops.current().run_all(calls))
+            return _told(await self._link.loops.current().run_all(calls))
 
     def release(self, key: str, token: str) -> bool:
         """See Store.release()."""
@@ -107,7 +109,8 @@ class RedisStore(Store):
         """See Store.wait_free()."""
         with self._translated(key):
             try:
-                return self._link.transport.ask(*self._blpop(key, seconds)) is not None
+                blpop = self._blpop(key, seconds)
+                return self._link.transport.ask(*blpop, within=seconds) is not None
             except self._link.server.errors.NoPermissionError:
                 time.sleep(min(seconds, UNWAKEABLE_PAUSE))
                 return True
@@ -116,7 +119,8 @@ class RedisStore(Store):
         """See wait_free()."""
         with self._translated(key):
             try:
-                return await self._link.loops.current().ask(*self._blpop(key, seconds)) is not None
+                blpop = self._blpop(key, seconds)
+                return await self._link.loops.current().ask(*blpop, within=seconds) is not None
             except self._link.server.errors.NoPermissionError:
                 await asyncio.sleep(min(seconds, UNWAKEABLE_PAUSE))
                 return True
@@ -147,7 +151,8 @@ class RedisStore(Store):
     def wait_landing(self, key: str, flight: int, seen: str, seconds: float) -> Landing | None:
         """See Store.wait_landing()."""
         with self._translated(key):
-            return first_landing(self._link.transport.ask(*self._xread(key, flight, seen, seconds)))
+            command = self._xread(key, flight, seen, seconds)
+            return first_landing(self._link.transport.ask(*command, within=seconds))
 
     async def await_landing(
         self, key: str, flight: int, seen: str, seconds: float
@@ -155,7 +160,7 @@ class RedisStore(Store):
         """See wait_landing()."""
         with self._translated(key):
             command = self._xread(key, flight, seen, seconds)
-            return first_landing(await self._link.loops.current().ask(*command))
+            return first_landing(await self._link.loops.current().ask(*command, within=seconds))
 
     def followed(self, key: str) -> bool:
         """See Store.followed()."""
@@ -229,10 +234,13 @@ def _answer(reply: Any) -> Grant | Conflict:
     return Grant(value) if granted else Conflict(value / 1000)
 
 
-def _all_well(replies: list[Any]) -> list[bool]:
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
+def _told(replies: list[Any]) -> list[bool]:
+    failures = [reply for reply in replies if isinstance(reply, Exception)]
+    if failures:
+        answers = [None if isinstance(reply, Exception) else bool(reply) for reply in replies]
+        raise RenewalInDoubtError(
+            f"The store did not renew all leases: {failures[0]}", answers
+        ) from failures[0]
     return [bool(reply) for reply in replies]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -20,6 +21,9 @@ from singleflight_django.waiting import clock
 MOST_IDLE = 64
 # Firewalls and load balancers drop silent connections, some of them without a word. Seconds.
 IDLE_LIMIT = 60.0
+# How much later than it was told to a server may answer that nothing came. It looks at its clock ten
+# times a second only (measured: up to 0.1 s late); we leave sooner. Seconds.
+GRACE = 0.01
 
 
 class Call(NamedTuple):
@@ -55,91 +59,99 @@ class ConnectionTransport:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._idle: deque[tuple[Any, float]] = deque(maxlen=MOST_IDLE)
-        errors = server.errors
-        self._clean: Any = errors.ResponseError
-        self._soiled = (errors.ReadOnlyError, errors.MasterDownError)
-        self._hopeless = (
-            errors.AuthenticationError,
-            errors.AuthorizationError,
-            errors.BusyLoadingError,
-        )
-        self._broken = (errors.ConnectionError, errors.ReadOnlyError)
+        self._idle: deque[tuple[Any, float]] = deque()
+        self._primary: Any = None
+        self._errors = Failures(server)
         _transports.add(self)
 
     def run(self, call: Call) -> tuple[Any, bool]:
-        """Run a script. Return its reply, and whether the call had to be sent a second time.
-
-        It is sent again where the connection broke, as an idle one may have long ago: all of our
-        scripts may be. It isn't after a timeout: the caller has waited long enough.
-        """
-        try:
-            return self._run(call), False
-        except self._broken as error:
-            if isinstance(error, self._hopeless):
-                raise
-            self.drop()
-        return self._run(call), True
+        """Run a script. Return its reply, and whether the call had to be sent a second time."""
+        (reply,), resent = self._persist([pack_call(call)])
+        if isinstance(reply, self._errors.forgotten):
+            (reply,), again = self._persist([pack_call(call, source=True)])
+            resent = resent or again
+        if isinstance(reply, Exception):
+            raise reply
+        return reply, resent
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts in one round trip. An error reply stands in its place in the list."""
-        replies = self._exchange([pack_call(call) for call in calls])
-        return [
-            self.run(call)[0] if isinstance(reply, self.server.errors.NoScriptError) else reply
-            for call, reply in zip(calls, replies, strict=True)
+        replies, _ = self._persist([pack_call(call) for call in calls])
+        forgotten = [
+            n for n, reply in enumerate(replies) if isinstance(reply, self._errors.forgotten)
         ]
+        if forgotten:
+            sources, _ = self._persist([pack_call(calls[n], source=True) for n in forgotten])
+            for n, reply in zip(forgotten, sources, strict=True):
+                replies[n] = reply
+        return replies
 
-    def ask(self, *command: str | int) -> Any:
-        """Send one command, once, and return its reply."""
-        (reply,) = self._exchange([pack(*command)])
+    def ask(self, *command: str | int, within: float | None = None) -> Any:
+        """Send one command and return its reply; None if that takes longer than ``within`` seconds."""
+        ((reply,), _) = self._persist([pack(*command)], within)
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     def drop(self) -> None:
         """Close what is idle: the server behind it has gone, or changed."""
-        idle, self._idle = self._idle, deque(maxlen=MOST_IDLE)
-        for connection, _ in idle:
-            connection.disconnect()
+        # One by one: a connection is in one hand only, whoever else takes or drops.
+        while self._idle:
+            with suppress(IndexError):
+                self._idle.pop()[0].disconnect()
 
     def forget(self) -> None:
         """Leave the connections to the parent process: a forked child may not even close them."""
-        self._idle = deque(maxlen=MOST_IDLE)
+        self._idle = deque()
 
-    def _run(self, call: Call) -> Any:
-        (reply,) = self._exchange([pack_call(call)])
-        if isinstance(reply, self.server.errors.NoScriptError):
-            (reply,) = self._exchange([pack_call(call, source=True)])
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+    def _persist(
+        self, commands: list[bytes], within: float | None = None
+    ) -> tuple[list[Any], bool]:
+        """Exchange; once more on a new connection where one broke, as an idle one may have long ago.
 
-    def _exchange(self, commands: list[bytes]) -> list[Any]:
+        All that we send may be sent twice. Not after a timeout: the caller has waited long enough.
+        """
+        begin = clock()
+        try:
+            replies = self._exchange(commands, within)
+            if not self._errors.demoted(replies):
+                return replies, False
+        except self._errors.broken as error:
+            if self._errors.final(error, clock() - begin, within):
+                raise
+        self.drop()
+        return self._exchange(commands, within and max(0.0, within - clock() + begin)), True
+
+    def _exchange(self, commands: list[bytes], within: float | None) -> list[Any]:
         connection = self._take()
         replies: list[Any] = []
         try:
             connection.send_packed_command(commands, check_health=False)
+            if within is not None and not connection.can_read(timeout=within + GRACE):
+                connection.disconnect()
+                return [None]
             for _ in commands:
                 try:
                     replies.append(connection.read_response())
-                except self._clean as error:
+                except self._errors.clean as error:
                     replies.append(error)
         except BaseException:
             connection.disconnect()
             raise
-        if any(isinstance(reply, self._soiled) for reply in replies):
+        if self._errors.demoted(replies) or len(self._idle) >= MOST_IDLE:
             connection.disconnect()
         else:
             self._idle.append((connection, clock()))
         return replies
 
     def _take(self) -> Any:
+        self._notice_failover()
         try:
             connection, used = self._idle.pop()
         except IndexError:
             return self._connect()
         if clock() - used > IDLE_LIMIT:
-            self._idle.append((connection, used))
+            connection.disconnect()
             self.drop()
             return self._connect()
         return connection
@@ -151,7 +163,40 @@ class ConnectionTransport:
         except BaseException:
             connection.disconnect()
             raise
+        self._notice_failover()
         return connection
+
+    def _notice_failover(self) -> None:
+        # The site's own connections and ours tell the pool what Sentinel told them.
+        primary = self.server.primary
+        if primary != self._primary:
+            self._primary = primary
+            self.drop()
+
+
+class Failures:
+    """What the driver's exceptions mean for a connection, and for sending a command again."""
+
+    def __init__(self, server: Server) -> None:
+        errors = server.errors
+        self._half = server.timeout / 2
+        self.clean: Any = errors.ResponseError
+        self.forgotten: Any = errors.NoScriptError
+        self.broken: Any = errors.ConnectionError
+        self._demoted = (errors.ReadOnlyError, errors.MasterDownError)
+        self._hopeless = (
+            errors.AuthenticationError,
+            errors.AuthorizationError,
+            errors.BusyLoadingError,
+        )
+
+    def demoted(self, replies: list[Any]) -> bool:
+        """Whether the server is a replica: the primary is elsewhere now."""
+        return any(isinstance(reply, self._demoted) for reply in replies)
+
+    def final(self, error: Exception, seconds: float, within: float | None) -> bool:
+        """Whether to leave it at ``error``, which came after so many seconds."""
+        return isinstance(error, self._hopeless) or (within is None and seconds > self._half)
 
 
 class ClientTransport:
@@ -175,12 +220,12 @@ class ClientTransport:
         for call in calls:
             try:
                 replies.append(self.run(call)[0])
-            except self.server.errors.ResponseError as error:
+            except self.server.failure as error:
                 replies.append(error)
         return replies
 
-    def ask(self, *command: str | int) -> Any:
-        """See ConnectionTransport.ask()."""
+    def ask(self, *command: str | int, within: float | None = None) -> Any:
+        """See ConnectionTransport.ask(). The client waits for as long as the server takes."""
         return self._execute(*command)
 
     def _execute(self, *args: Any) -> Any:
