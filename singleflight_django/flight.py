@@ -1,13 +1,13 @@
 """A flight: one execution for a key, from joining to publishing.
 
 Go's singleflight (golang.org/x/sync) across processes: who leads does the work and publishes what
-became of it, who follows gets that. The lease tells a dead leader from a slow one.
+became of it (see ``landing``), who follows gets that. The lease tells a dead leader from a slow one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from singleflight_django import tier
@@ -19,6 +19,7 @@ from singleflight_django.exceptions import (
 )
 from singleflight_django.lease import Lease, enter, refuse_nested
 from singleflight_django.renewal import keeper
+from singleflight_django.seats import Seat
 from singleflight_django.steps import Ask, Steps
 from singleflight_django.stores.base import (
     Apart,
@@ -28,12 +29,16 @@ from singleflight_django.stores.base import (
     Landing,
     Led,
     Mismatch,
-    Publishing,
     Status,
 )
 from singleflight_django.waiting import Deadline, clock, pauses
 
 MOST_TAKEOVERS = 2
+# The store counts on a follower for so much longer than it waits, in seconds: when one that speaks
+# for others leaves, the next takes a moment to say so.
+GRACE = 1.0
+# The flight goes on, with another leader.
+OPEN = (Status.AGAIN, Status.VACANT)
 
 
 @dataclass(slots=True)
@@ -53,10 +58,14 @@ class Flight:
     max_followers: int | None = None
     blocking: bool = True
     longest_pause: float = 0.5
-    # For how long an outcome that could not be shared keeps the identity from being coalesced.
-    apart: float = 0.0
     local: tier.LocalFlight | None = None
     led: Led | None = None
+    deadline: Deadline = field(init=False)
+    seat: Seat = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.deadline = Deadline(self.wait)
+        self.seat = Seat(self.blocking, self.max_followers, self.key)
 
     @property
     def key(self) -> str:
@@ -90,23 +99,22 @@ def join(flight: Flight) -> Steps:
     TooManyFollowersError, NestedFlightError, StoreUnavailableError.
     """
     refuse_nested(flight.lease.keys)
-    arrived, deadline = clock(), Deadline(flight.wait)
-    while True:
-        local, passenger = tier.board((flight.lease.store, flight.key, flight.fingerprint))
-        if passenger is None:
-            news = yield from _as_agent(flight, local, deadline)
-        else:
-            news = yield from _as_passenger(flight, local, passenger, deadline)
-        if not (isinstance(news, Landing) and news.status in (Status.AGAIN, Status.VACANT)):
-            return _outcome(flight, news, clock() - arrived)
+    arrived, flight.deadline = clock(), Deadline(flight.wait)
+    with flight.seat:
+        while True:
+            local, passenger = tier.board((flight.lease.store, flight.key, flight.fingerprint))
+            if passenger is None:
+                news = yield from _as_agent(flight, local)
+            else:
+                news = yield from _as_passenger(flight, local, passenger)
+            if not (isinstance(news, Landing) and news.status in OPEN):
+                return _outcome(flight, news, clock() - arrived)
 
 
-def _as_passenger(
-    flight: Flight, local: tier.LocalFlight, passenger: tier.Passenger, deadline: Deadline
-) -> Steps:
+def _as_passenger(flight: Flight, local: tier.LocalFlight, passenger: tier.Passenger) -> Steps:
     try:
-        with tier.seat(flight.blocking, flight.max_followers, flight.key):
-            yield Ask(passenger, "wait_news", (deadline.left(),))
+        flight.seat.take()
+        yield Ask(passenger, "wait_news", (flight.deadline.left(),))
     except BaseException:
         if not local.leave(passenger) and passenger.news is tier.AGENT:
             local.hand_over()
@@ -114,33 +122,30 @@ def _as_passenger(
     if local.leave(passenger):
         raise _timed_out(flight)
     if passenger.news is tier.AGENT:
-        return (yield from _as_agent(flight, local, deadline))
+        return (yield from _as_agent(flight, local))
     if isinstance(passenger.news, Exception):
         raise StoreUnavailableError(str(passenger.news), key=flight.key) from passenger.news
     return passenger.news
 
 
-def _as_agent(flight: Flight, local: tier.LocalFlight, deadline: Deadline) -> Steps:
+def _as_agent(flight: Flight, local: tier.LocalFlight) -> Steps:
     try:
-        news = yield from _ask_the_store(flight, local, deadline)
+        news = yield from _ask_the_store(flight, local)
     except StoreUnavailableError as error:
         local.land(error)
         raise
     except BaseException:
         local.hand_over()
         raise
-    if isinstance(news, Leading):
-        return news
-    local.land(news)
-    return news
+    return news if isinstance(news, Leading) else local.land(news)
 
 
-def _ask_the_store(flight: Flight, local: tier.LocalFlight, deadline: Deadline) -> Steps:
+def _ask_the_store(flight: Flight, local: tier.LocalFlight) -> Steps:
     store, pause = flight.lease.store, pauses(flight.longest_pause)
     while True:
         asked = clock()
         try:
-            answer = yield Ask(store, "join", (flight.key, _joining(flight, local, deadline)))
+            answer = yield Ask(store, "join", (flight.key, _joining(flight, local)))
         except BaseException as error:
             yield from _undo(flight.lease, error)
             raise
@@ -148,42 +153,45 @@ def _ask_the_store(flight: Flight, local: tier.LocalFlight, deadline: Deadline) 
             return _lead(flight, local, answer, asked)
         if isinstance(answer, Busy):
             local.follow(answer.flight, asked, answer.now)
-            answer = yield from _wait(flight, local, answer, deadline, next(pause))
+            answer = yield from _wait(flight, local, answer, next(pause))
         if isinstance(answer, Landing):
             local.seen = answer.seen
-            if answer.status in (Status.AGAIN, Status.VACANT):
+            if answer.status in OPEN:
                 continue
         if answer is not None:
             return answer
 
 
-def _joining(flight: Flight, local: tier.LocalFlight, deadline: Deadline) -> Joining:
+def _joining(flight: Flight, local: tier.LocalFlight) -> Joining:
     lease = flight.lease
     return Joining(
         lease.token,
         lease.ttl,
-        deadline.left(),
+        flight.deadline.left() + GRACE,
         flight.fingerprint,
         local.flight,
         local.seen,
-        max(lease.max_hold, lease.ttl) + lease.ttl + flight.wait,
+        max(lease.max_hold, lease.ttl) + lease.ttl + flight.wait + GRACE,
         MOST_TAKEOVERS if flight.takeover else 0,
     )
 
 
-def _wait(
-    flight: Flight, local: tier.LocalFlight, busy: Busy, deadline: Deadline, pause: float
-) -> Steps:
+def _wait(flight: Flight, local: tier.LocalFlight, busy: Busy, pause: float) -> Steps:
     """Wait for a landing, for no longer than the lease lives: what is to be done then, a join tells."""
-    left = deadline.left()
+    left, store = flight.deadline.left(), flight.lease.store
     if left <= 0:
         raise _timed_out(flight)
-    store = flight.lease.store
-    seconds = min(left, store.longest_block or pause, busy.remaining + 0.001)
-    with tier.seat(flight.blocking, flight.max_followers, flight.key):
+    flight.seat.take()
+    block = store.longest_block
+    seconds = min(left, block, busy.remaining + 0.001) if block else min(left, pause)
+    try:
         landing = yield Ask(store, "wait_landing", (flight.key, local.flight, local.seen, seconds))
+    except StoreUnavailableError:
+        # Cut off, or forbidden to block: whether the store is away, the next join tells.
+        landing, seconds = None, min(left, pause)
+        yield Ask(store, "rest", (seconds,))
     if landing is None:
-        deadline.spend(seconds)
+        flight.deadline.spend(seconds)
     return landing
 
 
@@ -191,7 +199,7 @@ def _lead(flight: Flight, local: tier.LocalFlight, led: Led, asked: float) -> Le
     lease = flight.lease
     lease.grant(flight.key, led.fence, asked)
     flight.local, flight.led = local, led
-    local.flight = led.flight
+    local.follow(led.flight, asked, led.now)
     enter(lease)
     keeper.watch(lease)
     flight.tell("flight_taken_over" if led.takeovers else "flight_led", fence=led.fence)
@@ -209,56 +217,6 @@ def _undo(lease: Lease, error: BaseException) -> Steps:
         yield Ask(lease.store, "release", (lease.keys[0], lease.token))
     except StoreUnavailableError:
         keeper.give_back_later(lease)
-
-
-def land(
-    flight: Flight, status: Status, payload: bytes = b"", keep: float = 0.0, apart: float = 0.0
-) -> Steps:
-    """Publish what became of a flight that the caller led. Returns whether it still was its own.
-
-    Raises nothing of its own: the caller has a result, or an exception, that matters more.
-    """
-    lease, local, led = flight.lease, flight.local, flight.led
-    if local is None or led is None or not lease.end():
-        return True
-    keeper.forget(lease)
-    # From here on newcomers ask the store themselves: the flight ends when it is published.
-    local.close()
-    publishing = Publishing(
-        lease.token,
-        led.flight,
-        status,
-        payload,
-        keep,
-        apart,
-        flight.retry,
-        local.has_passengers,
-        flight.wait,
-    )
-    try:
-        seen = yield Ask(lease.store, "publish", (flight.key, publishing))
-    except Exception:
-        keeper.give_back_later(lease)
-        seen = status
-    except BaseException:
-        local.hand_over()
-        keeper.give_back_later(lease)
-        raise
-    if seen is None:
-        lease.lose("it had ended before the outcome was published")
-    if seen in (None, Status.AGAIN, Status.VACANT):
-        local.hand_over()
-    else:
-        local.land(Landing(seen, payload))
-    return seen is not None
-
-
-def lapse(flight: Flight) -> None:
-    """Leave a flight whose work may still be going on: it is nobody's until the lease has lapsed."""
-    if flight.local is not None and flight.lease.end():
-        keeper.forget(flight.lease)
-        flight.tell("flight_failed", reason="abandoned")
-        flight.local.hand_over()
 
 
 def _outcome(flight: Flight, news: object, waited: float) -> Outcome:

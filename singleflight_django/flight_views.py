@@ -24,8 +24,9 @@ from singleflight_django.coalescing import (
 from singleflight_django.conf import conf
 from singleflight_django.drivers import arun, run
 from singleflight_django.exceptions import SingleFlightError, UnshareableResultError
-from singleflight_django.flight import Alone, Flight, Leading, Outcome, Shared, join, land
+from singleflight_django.flight import Alone, Flight, Leading, Outcome, Shared, join
 from singleflight_django.holding import outlives
+from singleflight_django.landing import land
 from singleflight_django.leading import Freight, lead_async
 from singleflight_django.placement import (
     dispatches_async,

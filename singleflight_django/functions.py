@@ -12,9 +12,10 @@ from singleflight_django.calls import arguments_key, key_text
 from singleflight_django.conf import conf
 from singleflight_django.drivers import arun, run
 from singleflight_django.exceptions import StoreUnavailableError, UnshareableResultError
-from singleflight_django.flight import Flight, Leading, Shared, join, land
+from singleflight_django.flight import Flight, Leading, Shared, join
 from singleflight_django.flights import APART, FlightGuard, FlightOptions, ended_its_process
 from singleflight_django.guards import Seconds
+from singleflight_django.landing import land
 from singleflight_django.leading import Freight, lead_async
 from singleflight_django.records import UNREADABLE
 from singleflight_django.serializers import codec

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from singleflight_django.drivers import arun, in_background
-from singleflight_django.flight import Flight, land, lapse
+from singleflight_django.flight import Flight
+from singleflight_django.landing import land, lapse
 from singleflight_django.stores.base import Status
 
 Freight = tuple[Status, bytes, float, float]

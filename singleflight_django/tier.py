@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from _thread import allocate_lock
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from _thread import RLock, allocate_lock
+from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from typing import Any
 
-from singleflight_django.exceptions import TooManyFollowersError
 from singleflight_django.stores.base import Joined, Landing, Status
 from singleflight_django.waiting import clock
 
@@ -24,6 +23,11 @@ DRIFT = 0.001
 
 # What a passenger learns: a landing, an error of the store, or that it is the agent from now on.
 AGENT = object()
+# Came too late for the flight it boarded: the next one is its own.
+ANEW = Landing(Status.AGAIN)
+
+# Reentrant: the garbage collector may close a caller's steps while this very thread holds it.
+_mutex = RLock()
 
 
 class Passenger:
@@ -51,38 +55,46 @@ class Passenger:
 
     async def await_news(self, seconds: float) -> bool:
         """See wait_news()."""
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         with _mutex:
             if self.news is not None:
                 return True
-            self._future = self._loop.create_future()
+            self._loop, self._future = loop, loop.create_future()
+        timer = loop.call_later(seconds, _resolve, [self._future])
         try:
-            async with asyncio.timeout(seconds):
-                await self._future
-        except TimeoutError:
-            return False
-        return True
+            await self._future
+        finally:
+            timer.cancel()
+        return self.news is not None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether anybody is left to wake: a loop may have been closed with its tasks pending."""
+        return self._loop is None or not self._loop.is_closed()
 
 
 class LocalFlight:
     """The callers of one flight in this process, and what their agent knows of it."""
 
-    __slots__ = ("_offset", "_passengers", "_place", "flight", "seen")
+    __slots__ = ("_agent_arrived", "_offset", "_passengers", "_place", "flight", "seen")
 
     def __init__(self, place: Hashable) -> None:
         self._place = place
-        self._passengers: list[Passenger] = []
+        self._passengers: dict[Passenger, None] = {}
         # The flight that the agent follows, and the last landing that it saw of it.
         self.flight = 0
         self.seen = "0"
         # Our clock minus the store's, at the least.
         self._offset = 0.0
+        # 0: the store itself has told the agent that the flight was under way.
+        self._agent_arrived = 0.0
 
     def follow(self, flight: int, asked: float, now: float) -> None:
         """Note that ``flight`` was under way when the store's clock said ``now``."""
         if flight != self.flight:
             self.flight, self.seen = flight, "0"
         self._offset = asked - now
+        self._agent_arrived = 0.0
 
     @property
     def has_passengers(self) -> bool:
@@ -94,29 +106,31 @@ class LocalFlight:
         with _mutex:
             _close(self)
 
-    def land(self, news: Joined | Exception) -> None:
-        """Tell every passenger what became of the flight.
+    def land(self, news: Joined | Exception) -> Any:
+        """Tell every passenger what became of the flight. Return what the agent is to be told.
 
         It ended at ``news.at`` by the store's clock: who may have come after that gets no part of it.
         """
+        latest = float("inf")
         if isinstance(news, Landing) and news.at:
             latest = news.at + self._offset - DRIFT
-        else:
-            latest = float("inf")
         with _mutex:
             _close(self)
-            passengers, self._passengers = self._passengers, []
+            passengers, self._passengers = self._passengers, {}
             for passenger in passengers:
-                passenger.news = news if passenger.arrived < latest else _ANEW
+                passenger.news = news if passenger.arrived < latest else ANEW
         _wake(passengers)
+        return news if self._agent_arrived < latest else ANEW
 
     def hand_over(self) -> None:
         """Make the next passenger the agent; without one the flight is over for this process."""
         with _mutex:
-            if not self._passengers:
+            heir = next((one for one in self._passengers if one.reachable), None)
+            if heir is None:
                 _close(self)
                 return
-            heir = self._passengers.pop(0)
+            del self._passengers[heir]
+            self._agent_arrived = heir.arrived
             heir.news = AGENT
             # It may have been closed for a publish that came to nothing.
             _flights.setdefault(self._place, self)
@@ -127,14 +141,10 @@ class LocalFlight:
         with _mutex:
             if passenger.news is not None:
                 return False
-            self._passengers.remove(passenger)
+            del self._passengers[passenger]
             return True
 
 
-# Came too late for the flight it boarded: the next one is its own.
-_ANEW = Landing(Status.AGAIN)
-
-_mutex = allocate_lock()
 _flights: dict[Hashable, LocalFlight] = {}
 
 
@@ -146,28 +156,8 @@ def board(place: Hashable) -> tuple[LocalFlight, Passenger | None]:
             flight = _flights[place] = LocalFlight(place)
             return flight, None
         passenger = Passenger()
-        flight._passengers.append(passenger)
+        flight._passengers[passenger] = None
         return flight, passenger
-
-
-_seated = {True: 0, False: 0}
-
-
-@contextmanager
-def seat(blocking: bool, most: int | None, key: str) -> Iterator[None]:
-    """Take a place among the threads (``blocking``), or tasks, that wait in this process.
-
-    Raises TooManyFollowersError if ``most`` are taken: the last workers are for other requests.
-    """
-    with _mutex:
-        if most is not None and _seated[blocking] >= most:
-            raise TooManyFollowersError(f"{most} callers wait in this process already.", key=key)
-        _seated[blocking] += 1
-    try:
-        yield
-    finally:
-        with _mutex:
-            _seated[blocking] -= 1
 
 
 def _close(flight: LocalFlight) -> None:
@@ -175,7 +165,7 @@ def _close(flight: LocalFlight) -> None:
         del _flights[flight._place]
 
 
-def _wake(passengers: list[Passenger]) -> None:
+def _wake(passengers: Iterable[Passenger]) -> None:
     futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for passenger in passengers:
         if passenger._lock is not None:
@@ -184,7 +174,7 @@ def _wake(passengers: list[Passenger]) -> None:
             futures.setdefault(passenger._loop, []).append(passenger._future)
     for loop, waiting in futures.items():
         # A loop that is closed has nobody left to wake.
-        if not loop.is_closed():
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, waiting)
 
 
@@ -196,9 +186,8 @@ def _resolve(futures: list[asyncio.Future[None]]) -> None:
 
 def _forget() -> None:
     global _mutex
-    _mutex = allocate_lock()
+    _mutex = RLock()
     _flights.clear()
-    _seated.update({True: 0, False: 0})
 
 
 if hasattr(os, "register_at_fork"):

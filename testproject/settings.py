@@ -6,6 +6,7 @@ DATABASE_URL       the database (a SQLite file beside manage.py); see ``database
 POLL_MAX_WAIT_SEC  longest time a caller waits; the library reads it itself
 SINGLEFLIGHT_STORE the kind of store, where it isn't to be chosen by the cache's backend
 LESSON_WORK_MS     how long a lesson's creation takes (30)
+MODEL_URL          the model (http://127.0.0.1:8001); see ``racing.model``
 """
 
 from __future__ import annotations
@@ -69,3 +70,7 @@ REST_FRAMEWORK = {
 
 # Seconds; see ``testproject.lessons.creating``.
 LESSON_WORK = int(os.environ.get("LESSON_WORK_MS") or 30) / 1000
+
+MODEL_URL = os.environ.get("MODEL_URL") or "http://127.0.0.1:8001"
+# Seconds: enough for two of its calls, one after the other, and never for three.
+MODEL_TIMEOUT = 1.1

@@ -69,11 +69,15 @@ class Joining(NamedTuple):
 
 
 class Led(NamedTuple):
-    """The caller leads ``flight``; ``takeovers`` leaders of it have died before."""
+    """The caller leads ``flight``; ``takeovers`` leaders of it have died before.
+
+    ``now``: see Busy.
+    """
 
     flight: int
     fence: int | None
     takeovers: int = 0
+    now: float = 0.0
 
 
 class Busy(NamedTuple):
@@ -129,7 +133,7 @@ class Publishing(NamedTuple):
     retry: int = 0
     # Whether it has followers that the store doesn't know, in the leader's own process.
     passengers: bool = False
-    # How long followers wait at most, for a store that knows none of them.
+    # How long followers that the store doesn't know wait at most.
     linger: float = 60.0
 
 
@@ -171,7 +175,7 @@ class Store(ABC):
 
     def wait_free(self, key: str, seconds: float) -> bool:
         """Return True as soon as the lease of ``key`` may be free, False after ``seconds``."""
-        time.sleep(seconds)
+        self.rest(seconds)
         return False
 
     @abstractmethod
@@ -195,7 +199,7 @@ class Store(ABC):
 
         A store that wakes nobody (``longest_block`` is 0) only lets the time pass: to join again tells.
         """
-        time.sleep(seconds)
+        self.rest(seconds)
         return None
 
     def followed(self, key: str) -> bool:
@@ -205,6 +209,10 @@ class Store(ABC):
     @abstractmethod
     def forget(self, key: str) -> None:
         """Drop the outcome that is kept for ``key``."""
+
+    def rest(self, seconds: float) -> None:
+        """Let ``seconds`` pass before the store is asked again."""
+        time.sleep(seconds)
 
     async def in_thread(self, call: Callable[..., _T], *args: Any) -> _T:
         """Carry out a blocking call for its a-twin."""
@@ -226,7 +234,7 @@ class Store(ABC):
 
     async def await_free(self, key: str, seconds: float) -> bool:
         """See wait_free()."""
-        await asyncio.sleep(seconds)
+        await self.arest(seconds)
         return False
 
     async def ajoin(self, key: str, joining: Joining) -> Joined:
@@ -241,7 +249,7 @@ class Store(ABC):
         self, key: str, flight: int, seen: str, seconds: float
     ) -> Landing | None:
         """See wait_landing()."""
-        await asyncio.sleep(seconds)
+        await self.arest(seconds)
         return None
 
     async def afollowed(self, key: str) -> bool:
@@ -251,3 +259,7 @@ class Store(ABC):
     async def aforget(self, key: str) -> None:
         """See forget()."""
         await self.in_thread(self.forget, key)
+
+    async def arest(self, seconds: float) -> None:
+        """See rest()."""
+        await asyncio.sleep(seconds)

@@ -22,7 +22,7 @@ from django import forms
 from django.conf import settings
 from django.core.exceptions import BadRequest
 from django.db import transaction
-from django.http import HttpResponse
+from django.http import HttpResponse, JsonResponse
 from django.utils import timezone
 
 from testproject.lessons.models import AbstractLessonSession
@@ -39,9 +39,9 @@ def create_lesson(model: type[AbstractLessonSession], data: Mapping[str, Any]) -
     lesson = _read(model, data)
     if model._default_manager.filter(uuid=lesson.uuid).exists():
         return HttpResponse(status=204)
-    time.sleep(_work_seconds())
+    time.sleep(work_seconds())
     _save(lesson)
-    return HttpResponse(status=201)
+    return _created(lesson)
 
 
 async def acreate_lesson(
@@ -51,10 +51,10 @@ async def acreate_lesson(
     lesson = _read(model, data)
     if await model._default_manager.filter(uuid=lesson.uuid).aexists():
         return HttpResponse(status=204)
-    await asyncio.sleep(_work_seconds())
+    await asyncio.sleep(work_seconds())
     # Three writes in one transaction, and Django's transactions are synchronous.
     await sync_to_async(_save)(lesson)
-    return HttpResponse(status=201)
+    return _created(lesson)
 
 
 def _read(model: type[AbstractLessonSession], data: Mapping[str, Any]) -> AbstractLessonSession:
@@ -73,7 +73,11 @@ def _save(lesson: Any) -> None:
     lesson.study_times.create(started_at=timezone.now())
 
 
-def _work_seconds() -> float:
+def _created(lesson: AbstractLessonSession) -> HttpResponse:
+    return JsonResponse({"id": lesson.pk, "uuid": lesson.uuid}, status=201)
+
+
+def work_seconds() -> float:
     """
     How long a lesson's creation takes between "is it there?" and "save it".
 

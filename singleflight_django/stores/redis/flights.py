@@ -63,7 +63,7 @@ def publish_call(base: str, publishing: Publishing) -> Call:
             ms(publishing.keep),
             ms(publishing.apart),
             publishing.retry,
-            int(publishing.passengers),
+            ms(publishing.linger) if publishing.passengers else 0,
         ),
     )
 
@@ -89,7 +89,7 @@ def joined(reply: list[Any]) -> Joined:
     """Read the reply to a join."""
     kind = bytes(reply[0])
     if kind == b"led":
-        return Led(int(reply[1]), int(reply[2]), int(reply[3]))
+        return Led(int(reply[1]), int(reply[2]), int(reply[3]), int(reply[4]) / 1e6)
     if kind == b"busy":
         return Busy(int(reply[1]), int(reply[2]) / 1000, int(reply[3]) / 1e6)
     if kind == b"landing":

@@ -95,7 +95,7 @@ end
 # ARGV: token, ttl, wait, fingerprint, the followed flight or 0, last landing seen of it, most
 # takeovers, life, start of an outcome's key. Times in ms.
 # Returns {'landing', id, fields}, {'apart'}, {'busy', flight, ms left, now in us}, {'mismatch'},
-# {'kept', payload, ms left} or {'led', flight, fence, takeovers}.
+# {'kept', payload, ms left} or {'led', flight, fence, takeovers, now}.
 #
 # All in one step, since between two of them the flight can end: a caller that saw "no result yet" and
 # then wins the lease would do the work a second time.
@@ -119,8 +119,10 @@ local takeovers = tonumber(known[5]) or 0
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 local holder = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 
-if holder[1] == token then return {'led', flight, known[9], takeovers} end
+if flight and holder[1] == token then return {'led', flight, known[9], takeovers, us(now)} end
 if holder[1] then
+  -- No flight's lease, or the server has evicted the flight: whoever comes waits for the lease to end.
+  if not flight then return {'busy', '0', math.ceil((holder[2] - now) / 1000), us(now)} end
   if known[2] ~= print then return {'mismatch'} end
   if now + wait * 1000 > till then redis.call('HSET', KEYS[3], 'till', us(now + wait * 1000)) end
   return {'busy', flight, math.ceil((holder[2] - now) / 1000), us(now)}
@@ -130,7 +132,7 @@ if not open and known[7] and tonumber(known[8]) > now then
   return {'kept', known[7], math.ceil((known[8] - now) / 1000)}
 end
 
-local taken_over = open and (ARGV[5] == flight or till > now)
+local taken_over = open and known[2] == print and (ARGV[5] == flight or till > now)
 if taken_over then
   if not known[6] then takeovers = takeovers + 1 end
   if takeovers > tonumber(ARGV[7]) then
@@ -156,12 +158,13 @@ else
 end
 redis.call('HSET', KEYS[3], 'takeovers', takeovers, 'fence', us(fence))
 redis.call('PEXPIRE', KEYS[3], ARGV[8])
-return {'led', flight, us(fence), takeovers}
+return {'led', flight, us(fence), takeovers, us(now)}
 """
 )
 
 # KEYS: lease, flight, outcome, apart.
-# ARGV: token, status, payload, keep, apart, retry, 1 if followers wait in the leader's own process.
+# ARGV: token, status, payload, keep, apart, retry, for how long followers in the leader's own process
+# wait at most, or 0 without any.
 # Times in ms. Returns the status that followers see, or false if the lease was not the token's any
 # more.
 PUBLISH = _script(
@@ -176,18 +179,21 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 local status, keep, apart = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
 local known = redis.call('HMGET', KEYS[2], 'till', 'failures')
 local till = tonumber(known[1]) or 0
-local followed = till > now or ARGV[7] == '1'
+local linger = tonumber(ARGV[7])
+local followed = till > now or linger > 0
 if status == 'failed' and followed and (tonumber(known[2]) or 0) < tonumber(ARGV[6]) then
   redis.call('HINCRBY', KEYS[2], 'failures', 1)
   status = 'again'
 end
-if status == 'again' and followed then
-  redis.call('HSET', KEYS[2], 'again', 1)
+if followed and (status == 'again' or status == 'vacant') then
+  if status == 'again' then redis.call('HSET', KEYS[2], 'again', 1) end
+  -- Whoever comes next is to go on with this flight: another one would have its tries anew.
+  redis.call('HSET', KEYS[2], 'till', us(math.max(till, now + linger * 1000)))
 elseif status == 'done' and keep > 0 then
   redis.call('HDEL', KEYS[2], 'open')
-  redis.call('HSET', KEYS[2], 'kept', ARGV[3], 'ends', string.format('%.0f', now + keep * 1000))
+  redis.call('HSET', KEYS[2], 'kept', ARGV[3], 'ends', us(now + keep * 1000))
   redis.call('PEXPIRE', KEYS[2], keep)
-elseif status ~= 'vacant' or not followed then
+else
   redis.call('DEL', KEYS[2])
 end
 if apart > 0 then redis.call('SET', KEYS[4], 1, 'PX', apart) end

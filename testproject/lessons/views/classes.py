@@ -9,9 +9,10 @@ from django.views import View
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from singleflight_django import SemaphoreLockMixin
+from singleflight_django import SemaphoreLockMixin, single_flight
 from testproject.lessons.creating import create_lesson
 from testproject.lessons.models import LooseLessonSession
+from testproject.lessons.workers import MAX_FOLLOWERS
 
 
 class LessonCreate(SemaphoreLockMixin, View):
@@ -26,4 +27,11 @@ class LessonCreateAPI(SemaphoreLockMixin, APIView):
 
     def post(self, request: Request) -> HttpResponse:
         # Not a list: that has no <uuid>, and is answered 400 before it comes here.
+        return create_lesson(LooseLessonSession, cast("dict[str, Any]", request.data))
+
+
+class LessonShareAPI(APIView):
+    # On the method: REST framework has authenticated the caller by then.
+    @single_flight(key="lesson:<uuid>", result_ttl=5, max_followers=MAX_FOLLOWERS)
+    def post(self, request: Request) -> HttpResponse:
         return create_lesson(LooseLessonSession, cast("dict[str, Any]", request.data))

@@ -1,0 +1,67 @@
+"""How a leader's flight ends: published, or left to lapse."""
+
+from __future__ import annotations
+
+from singleflight_django.flight import OPEN, Flight
+from singleflight_django.renewal import keeper
+from singleflight_django.steps import Ask, Steps
+from singleflight_django.stores.base import Landing, Publishing, Status
+from singleflight_django.tier import LocalFlight
+
+# As signals.STORE_AWAY has it: the engine knows no signals.
+AWAY = "store unavailable"
+
+
+def land(
+    flight: Flight, status: Status, payload: bytes = b"", keep: float = 0.0, apart: float = 0.0
+) -> Steps:
+    """Publish what became of a flight that the caller led. Returns whether it still was its own.
+
+    Raises nothing of its own: the caller has a result, or an exception, that matters more.
+    """
+    lease, local, led = flight.lease, flight.local, flight.led
+    if local is None or led is None or not lease.end():
+        return True
+    keeper.forget(lease)
+    # From here on newcomers ask the store themselves: the flight ends when it is published.
+    local.close()
+    publishing = Publishing(
+        lease.token,
+        led.flight,
+        status,
+        payload,
+        keep,
+        apart,
+        flight.retry,
+        local.has_passengers,
+        flight.wait,
+    )
+    try:
+        seen = yield Ask(lease.store, "publish", (flight.key, publishing))
+    except BaseException as error:
+        keeper.give_back_later(lease)
+        # What the store may not have heard, this process can know all the same.
+        _tell_passengers(local, status, payload)
+        if not isinstance(error, Exception):
+            raise
+        flight.tell("share_refused", reason=AWAY)
+        return True
+    if seen is None:
+        lease.lose("it had ended before the outcome was published")
+    _tell_passengers(local, seen, payload)
+    return seen is not None
+
+
+def _tell_passengers(local: LocalFlight, status: Status | None, payload: bytes) -> None:
+    if status is None or status in OPEN:
+        local.hand_over()
+    else:
+        local.land(Landing(status, payload))
+
+
+def lapse(flight: Flight) -> None:
+    """Leave a flight whose work may still be going on: it is nobody's until the lease has lapsed."""
+    if flight.local is not None and flight.lease.end():
+        keeper.forget(flight.lease)
+        flight.tell("flight_failed", reason="abandoned")
+        flight.local.hand_over()

@@ -1,0 +1,55 @@
+"""Seats: how many callers may wait in this process, so that waiting can't occupy every worker."""
+
+from __future__ import annotations
+
+import os
+from _thread import RLock
+from typing import Self
+
+from singleflight_django.exceptions import TooManyFollowersError
+
+# Reentrant: the garbage collector may close a caller's steps while this very thread holds it.
+_mutex = RLock()
+_taken = {True: 0, False: 0}
+
+
+class Seat:
+    """A place among the threads (``blocking``), or tasks, that wait in this process.
+
+    ``most``: how many there are; None: any number. Whoever has one keeps it until the ``with`` ends,
+    whatever it waits for meanwhile.
+    """
+
+    def __init__(self, blocking: bool, most: int | None, key: str) -> None:
+        self._blocking, self._most, self._key = blocking, most, key
+        self._mine = False
+
+    def take(self) -> None:
+        """Raise TooManyFollowersError if all are taken: the last workers are for other requests."""
+        with _mutex:
+            if self._mine:
+                return
+            if self._most is not None and _taken[self._blocking] >= self._most:
+                raise TooManyFollowersError(
+                    f"{self._most} callers wait in this process already.", key=self._key
+                )
+            _taken[self._blocking] += 1
+            self._mine = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with _mutex:
+            _taken[self._blocking] -= self._mine
+            self._mine = False
+
+
+def _forget() -> None:
+    global _mutex
+    _mutex = RLock()
+    _taken.update({True: 0, False: 0})
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,50 @@
+"""
+The slow, costly call behind the answer views.
+
+The model takes one call at a time. Of three callers with one question the third stands in the
+queue until its own timeout::
+
+    first call      ####                    answered
+    second call     ....####                answered
+    third call      ........###             504
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import httpx
+from django.conf import settings
+
+Answer = dict[str, Any]
+
+
+def ask_model(session_id: UUID, message_id: UUID) -> Answer:
+    """Return the model's answer. Raise TimeoutError if it doesn't come within MODEL_TIMEOUT."""
+    host = urlsplit(settings.MODEL_URL).netloc
+    with closing(HTTPConnection(host, timeout=settings.MODEL_TIMEOUT)) as connection:
+        connection.request("GET", _path(session_id, message_id))
+        answer: Answer = json.loads(connection.getresponse().read())
+        return answer
+
+
+async def aask_model(session_id: UUID, message_id: UUID) -> Answer:
+    """See ask_model()."""
+    url = settings.MODEL_URL + _path(session_id, message_id)
+    # Whatever proxy the environment names: the model is on this machine.
+    async with httpx.AsyncClient(timeout=settings.MODEL_TIMEOUT, trust_env=False) as client:
+        try:
+            response = await client.get(url)
+        except httpx.TimeoutException as error:
+            raise TimeoutError from error
+        answer: Answer = response.json()
+        return answer
+
+
+def _path(session_id: UUID, message_id: UUID) -> str:
+    return f"/answers/{session_id}/{message_id}"
