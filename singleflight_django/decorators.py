@@ -1,46 +1,23 @@
-"""``semaphore_lock``: a decorator for views, and a context manager for everything else."""
+"""``semaphore_lock``, for views and for ``with``, and ``single_flight``, for views."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
-from functools import partial, wraps
-from inspect import isawaitable
-from types import TracebackType
-from typing import Any, Literal, TypeVar, cast
-
-from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest
+from typing import Any, Literal, TypeVar
 
 from singleflight_django.coalescing import ALL_METHODS, Coalescer, ViewOptions
-from singleflight_django.conf import conf
-from singleflight_django.drivers import arun, run
-from singleflight_django.exceptions import LeaseConflictError, SingleFlightError
+from singleflight_django.entering import lock_view
 from singleflight_django.flight_views import flight_view
-from singleflight_django.guards import UNSAFE_METHODS, Lock, LockOptions, OnConflict, Seconds
-from singleflight_django.holding import outlives, was_cancelled
-from singleflight_django.lease import Lease
-from singleflight_django.locking import acquire, lapse, release
-from singleflight_django.placement import (
-    dispatches_async,
-    expose,
-    refuse_misplaced,
-    split,
-    view_name,
-)
+from singleflight_django.guards import Seconds
+from singleflight_django.locks import UNSAFE_METHODS, Lock, LockOptions, OnConflict
+from singleflight_django.placement import refuse_misplaced, view_name, with_resolved_signature
 from singleflight_django.principals import Scope
-from singleflight_django.transactions import (
-    give_back,
-    give_back_ended,
-    opt_out,
-    refuse_to_wait,
-    with_transactions,
-)
+from singleflight_django.sections import Section
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
 
-class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own decorators
+class semaphore_lock(Section):  # noqa: N801 - reads as a function, like Django's own decorators
     """One caller enters; a concurrent duplicate is a conflict.
 
     On a view: ``@semaphore_lock(key="lesson:<uuid>")`` answers a conflict with 429, with 204 if
@@ -95,93 +72,16 @@ class semaphore_lock:  # noqa: N801 - reads as a function, like Django's own dec
             cache=cache,
             on_store_error=on_store_error,
         )
-        self._lock = Lock(key, options)
-        self._entered: list[Lease] = []
+        super().__init__(Lock(key, options))
 
     def __call__(self, view: _View) -> _View:
         """Guard ``view``."""
-        if isinstance(view, type):
-            raise TypeError(
-                "semaphore_lock can't decorate a class: use "
-                '@method_decorator(semaphore_lock(...), name="post") or SemaphoreLockMixin.'
-            )
-        if self._lock.options.on_conflict == "yield":
+        refuse_misplaced(view)
+        options = self._lock.options
+        if options.on_conflict == "yield":
             raise ValueError('on_conflict="yield" is for `with`: a view uses "reject" or "skip".')
-        return lock_view(view, self._lock)
-
-    def __enter__(self) -> Lease:
-        keys = self._keys()
-        if conf.SINGLEFLIGHT_ENABLED is False:
-            return self._enter(self._lock.unprotected(keys))
-        lease = self._lock.lease(keys)
-        try:
-            take(lease, self._lock)
-        except SingleFlightError as error:
-            lease = self._excuse(error, lease, keys)
-        return self._enter(lease)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        give_back(self._leave())
-
-    async def __aenter__(self) -> Lease:
-        keys = self._keys()
-        if conf.SINGLEFLIGHT_ENABLED is False:
-            return self._enter(self._lock.unprotected(keys))
-        lease = self._lock.lease(keys)
-        try:
-            await arun(acquire(lease, self._lock.options.terms()))
-        except SingleFlightError as error:
-            lease = self._excuse(error, lease, keys)
-        return self._enter(lease)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        lease = self._leave()
-        if error is not None and was_cancelled(error):
-            lapse(lease)
-        else:
-            await arun(release(lease))
-
-    def _keys(self) -> tuple[str, ...]:
-        if self._lock.options.on_conflict not in ("reject", "yield"):
-            raise ValueError(
-                'In a `with` on_conflict is "reject" (LeaseConflictError) or "yield" (look at '
-                "lease.acquired): there is no response to answer with."
-            )
-        return self._lock.spec.static_keys()
-
-    def _excuse(self, error: SingleFlightError, lease: Lease, keys: tuple[str, ...]) -> Lease:
-        """Return the lease to enter with in spite of ``error``, or raise it."""
-        if self._lock.goes_on_without(error):
-            return self._lock.unprotected(keys)
-        if isinstance(error, LeaseConflictError) and self._lock.options.on_conflict == "yield":
-            return lease
-        raise error
-
-    # One object may be entered by many threads and tasks: each finds its own lease in its context.
-    def _enter(self, lease: Lease) -> Lease:
-        self._entered.append(lease)
-        _entered.set((*_entered.get(), (self, lease)))
-        return lease
-
-    def _leave(self) -> Lease:
-        stack = _entered.get()
-        mine = [entry for entry in stack if entry[0] is self and entry[1] in self._entered]
-        # Left in another context than entered in, by whoever closed the generator around it: of the
-        # leases of this one key, take the one that least can be somebody else's.
-        lease = mine[-1][1] if mine else min(self._entered, key=lambda lease: lease.held)
-        self._entered.remove(lease)
-        _entered.set(tuple(entry for entry in stack if entry[1] is not lease))
-        return lease
+        guarded = lock_view(view, Lock(self._lock.spec, options, view_name(view)))
+        return with_resolved_signature(guarded, view)
 
 
 def single_flight(
@@ -265,104 +165,8 @@ def single_flight(
     )
     # What is wrong with the key shows here, not at the view.
     Coalescer(key, options)
-    return lambda view: flight_view(view, Coalescer(key, options))
 
+    def decorate(view: _View) -> _View:
+        return with_resolved_signature(flight_view(view, Coalescer(key, options)), view)
 
-_entered: ContextVar[tuple[tuple[semaphore_lock, Lease], ...]] = ContextVar(
-    "singleflight_entered", default=()
-)
-
-
-def lock_view(view: _View, lock: Lock) -> _View:
-    """Return ``view`` guarded by ``lock``: of the same colour, with the same attributes."""
-    refuse_misplaced(view)
-    lock.view = lock.view or view_name(view)
-
-    def unguarded(request: HttpRequest) -> bool:
-        return conf.SINGLEFLIGHT_ENABLED is False or request.method not in lock.options.methods
-
-    async def ainner(*args: Any, **kwargs: Any) -> Any:
-        request, rest = split(args)
-        if unguarded(request):
-            return await view(*args, **kwargs)
-        return await aguarded(partial(view, *args, **kwargs), lock, request, rest, kwargs)
-
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        request, rest = split(args)
-        call = with_transactions(partial(view, *args, **kwargs), request)
-        if unguarded(request):
-            return call()
-        enter = aguarded if dispatches_async(view, args) else guarded
-        return enter(call, lock, request, rest, kwargs)
-
-    if iscoroutinefunction(view):
-        return cast(_View, wraps(view)(ainner))
-    opt_out(wraps(view)(inner))
-    return cast(_View, inner)
-
-
-def take(lease: Lease, lock: Lock) -> None:
-    """Acquire ``lease``, if it may have to be waited for outside of transactions only."""
-    give_back_ended()
-    terms = lock.options.terms()
-    if terms.wait:
-        refuse_to_wait(lease.key)
-    run(acquire(lease, terms))
-
-
-def guarded(
-    call: Callable[[], Any], lock: Lock, request: Any, args: tuple[Any, ...], kwargs: Any
-) -> Any:
-    """Call a view under its lease, or return what refuses the request."""
-    lease = None
-    try:
-        keys = lock.spec.keys(request, args, kwargs)
-        lease = lock.lease(keys)
-        take(lease, lock)
-    except SingleFlightError as error:
-        if not lock.goes_on_without(error):
-            return lock.refusal(request, error)
-        lease = lock.unprotected(lease.keys if lease else ("?",))
-    expose(request, lease)
-    try:
-        response = call()
-    except BaseException:
-        give_back(lease)
-        raise
-    if isawaitable(response):
-        return _awaited(response, lease, request)
-    if not outlives(response, request, lease, partial(release, lease)):
-        give_back(lease)
-    return response
-
-
-async def aguarded(
-    call: Callable[[], Any], lock: Lock, request: Any, args: tuple[Any, ...], kwargs: Any
-) -> Any:
-    """See guarded()."""
-    lease = None
-    try:
-        keys = await lock.spec.akeys(request, args, kwargs)
-        lease = lock.lease(keys)
-        await arun(acquire(lease, lock.options.terms()))
-    except SingleFlightError as error:
-        if not lock.goes_on_without(error):
-            return await lock.arefusal(request, error)
-        lease = lock.unprotected(lease.keys if lease else ("?",))
-    expose(request, lease)
-    return await _awaited(call(), lease, request)
-
-
-async def _awaited(response: Any, lease: Lease, request: Any) -> Any:
-    try:
-        if isawaitable(response):
-            response = await response
-    except BaseException as error:
-        if was_cancelled(error):
-            lapse(lease)
-        else:
-            await arun(release(lease))
-        raise
-    if not outlives(response, request, lease, partial(release, lease)):
-        await arun(release(lease))
-    return response
+    return decorate

@@ -43,7 +43,8 @@ class FlightOptions(Options):
             raise ValueError(
                 'on_store_error="database" is not there yet: use "reject" or "proceed".'
             )
-        check_choice("on_store_error", self.on_store_error, (None, "reject", "proceed"))
+        if self.on_store_error is not None:
+            check_choice("on_store_error", self.on_store_error, ("reject", "proceed"))
 
 
 class FlightGuard(Guard):

@@ -21,6 +21,7 @@ from singleflight_django.records import UNREADABLE
 from singleflight_django.serializers import codec
 from singleflight_django.stores.base import Kept, Status
 from singleflight_django.stores.registry import get_store
+from singleflight_django.transactions import refuse_to_wait
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _T = TypeVar("_T")
@@ -98,12 +99,14 @@ class SingleFlight:
         """Return ``function(*args, **kwargs)``, or the result of the call under way for ``key``.
 
         Raises FlightTimeoutError when ``wait`` is used up, LeaderFailedError when the leader raised,
-        NestedFlightError, LeaseLostError, StoreUnavailableError under ``on_store_error="reject"``;
-        the leader's caller gets what ``function`` raises.
+        NestedFlightError, WaitInTransactionError, TooManyFollowersError, LeaseLostError, and
+        StoreUnavailableError under ``on_store_error="reject"``; the leader's caller gets what
+        ``function`` raises.
         """
         if not self._shares():
             return function(*args, **kwargs)
         flight = self._flight(key, blocking=True)
+        refuse_to_wait(flight.key)
         try:
             outcome = run(join(flight))
         except StoreUnavailableError as error:
@@ -117,10 +120,11 @@ class SingleFlight:
             return function(*args, **kwargs)
         try:
             result = function(*args, **kwargs)
+            freight = self._freight(flight, result)
         except BaseException as error:
             run(land(flight, *_freight_of_error(error)))
             raise
-        self._guard.check_landed(flight, run(land(flight, *self._freight(flight, result))))
+        self._guard.check_landed(flight, run(land(flight, *freight)))
         return result
 
     async def arun(
@@ -130,6 +134,7 @@ class SingleFlight:
         if not self._shares():
             return await function(*args, **kwargs)
         flight = self._flight(key, blocking=False)
+        refuse_to_wait(flight.key)
         try:
             outcome = await arun(join(flight))
         except StoreUnavailableError as error:
@@ -141,9 +146,13 @@ class SingleFlight:
                 return cast(_T, shared)
         if not isinstance(outcome, Leading):
             return await function(*args, **kwargs)
-        freight = partial(self._freight, flight)
-        work = function(*args, **kwargs)
-        landed = await lead_async(flight, work, freight, _freight_of_error, self._guard.max_run)
+        landed = await lead_async(
+            flight,
+            _call(function, args, kwargs),
+            partial(self._freight, flight),
+            _freight_of_error,
+            self._guard.max_run,
+        )
         self._guard.check_landed(flight, landed.ours)
         return cast(_T, landed.result)
 
@@ -197,10 +206,16 @@ class SingleFlight:
             payload = self._codec.encode(result)
             if len(payload) > self._guard.max_bytes:
                 raise UnshareableResultError(f"{len(payload)} bytes are over max_bytes")
-        except UnshareableResultError as error:
-            flight.tell("share_refused", reason=str(error))
+        except Exception as error:
+            reason = str(error) if isinstance(error, UnshareableResultError) else repr(error)
+            flight.tell("share_refused", reason=reason)
             return Status.UNSHAREABLE, b"", 0.0, APART
         return Status.DONE, payload, self._guard.keep, 0.0
+
+
+async def _call(function: Callable[..., Awaitable[_T]], args: Any, kwargs: Any) -> _T:
+    # What it raises before there is anything to await is the work's failure, too.
+    return await function(*args, **kwargs)
 
 
 def _freight_of_error(error: BaseException) -> Freight:

@@ -1,33 +1,21 @@
-"""What the decorator, the context manager and the mixin share: when to lock, and what a refusal says."""
+"""What every guard has, of locks and of flights: its options, its leases, its voice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from inspect import isawaitable
 from typing import Any
 
-from django.http import HttpRequest
+from django.conf import settings
 
 from singleflight_django import signals
 from singleflight_django.conf import conf, seconds
-from singleflight_django.exceptions import (
-    LeaseConflictError,
-    SingleFlightError,
-    StoreUnavailableError,
-)
-from singleflight_django.keys import KeySpec
 from singleflight_django.lease import Lease
-from singleflight_django.locking import Terms
 from singleflight_django.parts import qualify
-from singleflight_django.responses import aproblem, problem, refusal, skip
 from singleflight_django.stores.registry import get_store
 
 Seconds = float | timedelta
-OnConflict = Callable[[HttpRequest, LeaseConflictError], Any]
-
-UNSAFE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,44 +35,17 @@ class Options:
             not isinstance(self.namespace, str) or not self.namespace
         ):
             raise ValueError(f"namespace must be a non-empty str, not {self.namespace!r}.")
+        for name in ("renew", "observe"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        if self.cache is not None:
+            check_choice("cache", self.cache, tuple(settings.CACHES))
 
     def _seconds(self, *names: str, zero: bool = False) -> None:
         for name in names:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, seconds(value, name, zero=zero))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockOptions(Options):
-    """The options of ``semaphore_lock``."""
-
-    namespace: str = "semaphore_lock"
-    on_conflict: str | OnConflict = "reject"
-    wait: Seconds = 0
-    limit: int = 1
-    methods: tuple[str, ...] = UNSAFE_METHODS
-    on_store_error: str = "reject"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.wait is None:
-            raise ValueError("wait must be a number of seconds or a timedelta, not None.")
-        self._seconds("wait", zero=True)
-        if type(self.limit) is not int or self.limit < 1:
-            raise ValueError(f"limit must be a whole number of 1 or more, not {self.limit!r}.")
-        object.__setattr__(self, "methods", checked_methods(self.methods))
-        if not callable(self.on_conflict):
-            check_choice("on_conflict", self.on_conflict, ("reject", "skip", "yield"))
-        if self.on_store_error == "database":
-            raise ValueError(
-                'on_store_error="database" is not there yet: use "reject" or "proceed".'
-            )
-        check_choice("on_store_error", self.on_store_error, ("reject", "proceed"))
-
-    def terms(self) -> Terms:
-        """How the lease is asked for."""
-        return Terms(as_float(self.wait), self.limit, conf.SINGLEFLIGHT_POLL_INTERVAL)
 
 
 class Guard:
@@ -113,9 +74,9 @@ class Guard:
             emit=self.tell,
         )
 
-    def unprotected(self, keys: tuple[str, ...]) -> Lease:
-        """Return a lease that no store knows of."""
-        return Lease.unprotected(self.qualified(keys), self.tell)
+    def unprotected(self, keys: tuple[str, ...] = ("?",)) -> Lease:
+        """Return a lease that no store knows of, and of which there is nothing to tell."""
+        return Lease.unprotected(self.qualified(keys), lambda *args, **facts: None)
 
     def qualified(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Put ``keys`` into the namespace."""
@@ -138,50 +99,7 @@ class Guard:
         return signals.Facts(key, self.namespace, self.view, **facts)
 
 
-class Lock(Guard):
-    """A key and options of ``semaphore_lock``, and what it says when a lease can't be had."""
-
-    options: LockOptions
-
-    def __init__(self, key: Any, options: LockOptions, view: str = "") -> None:
-        super().__init__(options, view)
-        self.spec = KeySpec(key)
-
-    def goes_on_without(self, error: SingleFlightError) -> bool:
-        """Whether the work is to run although ``error`` says that the lease could not be had."""
-        away = isinstance(error, StoreUnavailableError)
-        reason = signals.STORE_AWAY if away else "observe"
-        if self.observing or (away and self.options.on_store_error == "proceed"):
-            event = "unprotected_run" if away else "lease_rejected"
-            signals.emit(event, self.facts(error.key, reason=reason))
-            return True
-        if away:
-            signals.emit("lease_rejected", self.facts(error.key, reason=reason))
-        return False
-
-    def refusal(self, request: HttpRequest, error: SingleFlightError) -> Any:
-        """Return the response to ``error``; raise it where it is a fault of the code."""
-        chosen = self._chosen_answer(request, error)
-        return problem(request, error) if chosen is None else refusal(chosen)
-
-    async def arefusal(self, request: HttpRequest, error: SingleFlightError) -> Any:
-        """See refusal()."""
-        chosen = self._chosen_answer(request, error)
-        if isawaitable(chosen):
-            chosen = await chosen
-        return await aproblem(request, error) if chosen is None else refusal(chosen)
-
-    def _chosen_answer(self, request: HttpRequest, error: SingleFlightError) -> Any:
-        """Return what ``on_conflict`` answers to a conflict, or None."""
-        if not isinstance(error, LeaseConflictError):
-            return None
-        on_conflict = self.options.on_conflict
-        if callable(on_conflict):
-            return on_conflict(request, error)
-        return skip() if on_conflict == "skip" else None
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise ValueError, naming the choices, if ``value`` is none of them."""
     if value not in choices:
         known = ", ".join(repr(choice) for choice in choices)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
-from django.core.signals import request_finished
-from django.dispatch import receiver
-
 from singleflight_django.bodies import unwrap
 from singleflight_django.drivers import arun, in_background, run
-from singleflight_django.lease import Lease, held_here
+from singleflight_django.lease import Lease
+from singleflight_django.locking import hand_over, lapse, release
 from singleflight_django.steps import Steps
 
 End = Callable[[], Steps]
@@ -37,8 +34,22 @@ def outlives(response: Any, request: Any, lease: Lease, end: End) -> bool:
     else:
         return False
     _outliving[lease] = end
-    finalize(unwrap(request), _end, lease).atexit = False
+    request = unwrap(request)
+    # Django closes the request together with whichever response it sends.
+    _end_on_close(request, lease)
+    finalize(request, _end, lease).atexit = False
     return True
+
+
+async def leave(lease: Lease, error: BaseException | None = None) -> None:
+    """Give ``lease`` back when its work has ended, by ``error`` or well."""
+    if isinstance(error, GeneratorExit):
+        # Whoever is being closed may not await any more.
+        hand_over(lease)
+    elif error is not None and was_cancelled(error):
+        lapse(lease)
+    else:
+        await arun(release(lease))
 
 
 def was_cancelled(error: BaseException) -> bool:
@@ -64,20 +75,15 @@ def _end(lease: Lease) -> None:
         in_background(arun(end()))
 
 
-def _end_on_close(response: Any, lease: Lease) -> None:
-    close = response.close
+def _end_on_close(closed: Any, lease: Lease) -> None:
+    close = closed.close
 
     def close_then_end() -> None:
+        # Puts the former close back, and so breaks the reference cycle.
+        closed.close = close
         try:
             close()
         finally:
             _end(lease)
 
-    response.close = close_then_end
-
-
-@receiver(request_finished, dispatch_uid="singleflight_django.holding")
-def _end_of_request(**kwargs: Any) -> None:
-    for lease in held_here():
-        with suppress(Exception):
-            _end(lease)
+    closed.close = close_then_end

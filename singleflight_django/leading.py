@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from singleflight_django.drivers import arun, in_background
+from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.flight import Flight
 from singleflight_django.landing import land, lapse
+from singleflight_django.lease import leave
 from singleflight_django.stores.base import Status
 
 Freight = tuple[Status, bytes, float, float]
@@ -42,6 +44,8 @@ async def lead_async(
     except asyncio.CancelledError:
         if not task.done():
             in_background(_go_on(flight, task, max_run))
+        # It isn't this caller's any more: another call from here is not a nested one.
+        leave(flight.lease)
         raise
 
 
@@ -53,6 +57,7 @@ async def _lead(
 ) -> Landed:
     try:
         result = await work
+        load = freight(result)
     except BaseException as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
@@ -60,16 +65,25 @@ async def _lead(
         else:
             await arun(land(flight, *freight_of_error(error)))
         raise
-    load = freight(result)
     return Landed(result, True if load is None else await arun(land(flight, *load)))
 
 
 async def _go_on(flight: Flight, task: asyncio.Task[Landed], max_run: float) -> None:
-    followed = flight.local is not None and flight.local.has_passengers
-    if followed or await flight.lease.store.afollowed(flight.key):
+    if await _followed(flight):
         await asyncio.wait([task], timeout=max_run)
     task.cancel()
     await asyncio.wait([task])
     if not task.cancelled():
         # Told to its followers already; read here, so that asyncio doesn't report it once more.
         task.exception()
+
+
+async def _followed(flight: Flight) -> bool:
+    if flight.local is not None and flight.local.has_passengers:
+        return True
+    try:
+        followed: bool = await flight.lease.store.afollowed(flight.key)
+    except StoreUnavailableError:
+        # Nobody else could be told of the outcome.
+        return False
+    return followed

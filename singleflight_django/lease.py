@@ -32,6 +32,8 @@ class LeaseStore(Protocol):
 
     async def arenew(self, claims: Any) -> list[bool]: ...
 
+    async def afollowed(self, key: str) -> bool: ...
+
 
 class Watcher(Protocol):
     """Whoever renews a lease, and has to hear of a new ttl."""
@@ -226,6 +228,9 @@ class _Nowhere:
     async def arenew(self, claims: Sequence[Any]) -> list[bool]:
         return self.renew(claims)
 
+    async def afollowed(self, key: str) -> bool:
+        return False
+
     async def arelease(self, key: str, token: str) -> bool:
         return self.release(key, token)
 
@@ -249,6 +254,11 @@ _held: ContextVar[tuple[Lease, ...]] = ContextVar("singleflight_held", default=(
 def enter(lease: Lease) -> None:
     """Note in this context that ``lease`` is held here."""
     _held.set((*(other for other in _held.get() if other.held), lease))
+
+
+def leave(lease: Lease) -> None:
+    """Note that ``lease`` is held elsewhere from now on, if it still is."""
+    _held.set(tuple(other for other in _held.get() if other is not lease))
 
 
 def held_here() -> tuple[Lease, ...]:

@@ -112,6 +112,14 @@ def _give_back(lease: Lease) -> Generator[Ask, Any, bool]:
     return ours
 
 
+def hand_over(lease: Lease) -> None:
+    """Let the keeper release ``lease``, at once but not here, where it could not be waited for."""
+    if lease.end():
+        keeper.forget(lease)
+        keeper.give_back_later(lease)
+        lease.emit("lease_released", lease, duration=clock() - lease.since)
+
+
 def lapse(lease: Lease) -> None:
     """Renew ``lease`` no more, and don't give it back: its work may still be going on."""
     if lease.end():

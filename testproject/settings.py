@@ -72,5 +72,3 @@ REST_FRAMEWORK = {
 LESSON_WORK = int(os.environ.get("LESSON_WORK_MS") or 30) / 1000
 
 MODEL_URL = os.environ.get("MODEL_URL") or "http://127.0.0.1:8001"
-# Seconds: enough for two of its calls, one after the other, and never for three.
-MODEL_TIMEOUT = 1.1

@@ -12,6 +12,7 @@ import django
 import pytest
 import redis
 from django.core.cache import caches
+from django.core.management import call_command
 from django.db import connections
 from django_redis.pool import ConnectionFactory
 
@@ -114,6 +115,36 @@ def mariadb(django_db_blocker: Any, django_db_setup: None) -> Iterator[str]:
     service("SINGLEFLIGHT_TEST_MARIADB_URL", "MariaDB")
     with django_db_blocker.unblock():
         yield from _add_database("mariadb")
+
+
+class _OneDatabase:
+    """A router that sends everything to one alias."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def db_for_read(self, model: object, **hints: object) -> str:
+        return self.alias
+
+    db_for_write = db_for_read
+
+
+@pytest.fixture(params=["default", "postgres", "mariadb"])
+def using(
+    request: pytest.FixtureRequest, settings: Any, django_db_blocker: Any, django_db_setup: None
+) -> Iterator[str]:
+    """Each database in turn, emptied afterwards; what says no alias goes there.
+
+    No TestCase: there are real transactions, in any number of threads.
+    """
+    alias: str = request.param
+    if alias != "default":
+        request.getfixturevalue(alias)
+    settings.DATABASE_ROUTERS = [_OneDatabase(alias)]
+    with django_db_blocker.unblock():
+        yield alias
+        call_command("flush", database=alias, verbosity=0, interactive=False)
+        connections.close_all()
 
 
 @pytest.fixture(scope="session")

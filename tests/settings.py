@@ -72,6 +72,7 @@ INSTALLED_APPS = [
         if importlib.util.find_spec(app.split(".")[0]) is not None
         and importlib.util.find_spec(app) is not None
     ),
+    "tests.library",
 ]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -388,6 +388,7 @@ class StoreContract:
         await asyncio.sleep(0)
         await store.arelease("k", "a")
         assert await asyncio.wait_for(waiter, PATIENCE) is True
+        close_caches()
 
     @staticmethod
     def block_of(store: Store) -> float:
@@ -404,6 +405,7 @@ class StoreContract:
             await asyncio.sleep(0.01)
             turns += 1
         assert turns >= 5
+        close_caches()
 
     async def test_many_tasks_wait_at_once_and_each_gets_its_turn(self, store: Store) -> None:
         async def turn(token: str) -> None:

@@ -10,15 +10,34 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from django.core.cache.backends.locmem import LocMemCache
 
 from testproject import database_url
-from testproject.racing.client import NO_ANSWER
-from testproject.racing.forms import FAILS, FORMS, RACES, REJECTS, SKIPS, Expectation
+from testproject.lessons.cascading import DRAFTS, draft_key
+from testproject.racing.client import NO_ANSWER, Answer
+from testproject.racing.forms import (
+    ANSWERS_ALL,
+    COALESCES,
+    CORRUPTS,
+    FAILS,
+    FORMS,
+    KEEPS,
+    RACES,
+    REJECTS,
+    RUNS_LATE,
+    SKIPS,
+    Expectation,
+)
 from testproject.racing.report import as_json, table
+from testproject.racing.stages import CascadeStage
+from testproject.racing.subjects import CASCADE, LESSON, MODEL_ANSWER, Subject
+from testproject.racing.tally import Left
 from testproject.racing.verdict import Result
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,15 +46,43 @@ ROOT = Path(__file__).resolve().parent.parent
 def result_of(
     expectation: Expectation,
     statuses: dict[int, int],
-    *rows: int,
+    *left: int | Left,
     different: dict[int, int] | None = None,
+    subject: Subject = LESSON,
+    same: bool = True,
+    variant: str = "",
 ) -> Result:
-    """A result as if ``statuses`` (with their counts) had come, and left ``rows``."""
-    result = Result(expectation)
-    result.identical.add([s for s, count in statuses.items() for _ in range(count)], rows)
-    others = [s for s, count in (different or {201: 20}).items() for _ in range(count)]
-    result.different.add(others, [int(status == 201) for status in others])
+    """A result as if ``statuses`` (with their counts) had come, and ``left`` been counted.
+
+    ``same``: whether the successful calls got one answer.
+    """
+    result = Result(expectation, subject, variant)
+    mine = [s for s, count in statuses.items() for _ in range(count)]
+    bodies = [b"the same" if same else b"%d" % number for number in range(len(mine))]
+    answers = list(map(Answer, mine, bodies))
+    counted = [it if isinstance(it, Left) else Left(it) for it in left]
+    # One key and one volley for each count; whom the calls belong to makes no difference.
+    result.identical.add(answers, counted[:1])
+    for count in counted[1:]:
+        result.identical.add([], [count])
+    others = [s for s, count in (different or {subject.success: 20}).items() for _ in range(count)]
+    result.different.add(
+        [Answer(status, b"%d" % number) for number, status in enumerate(others)],
+        [Left(subject.fine if status == subject.success else 0) for status in others],
+    )
     return result
+
+
+def answer_of(expectation: Expectation, statuses: dict[int, int], *calls: int) -> Result:
+    return result_of(expectation, statuses, *calls, subject=MODEL_ANSWER)
+
+
+def cascade_of(expectation: Expectation, statuses: dict[int, int], *damage: Left) -> Result:
+    return result_of(expectation, statuses, *damage, subject=CASCADE)
+
+
+INTACT = Left(0)
+DAMAGED = Left(4, "1 lost, 3 misplaced")
 
 
 class TestVerdict:
@@ -59,6 +106,25 @@ class TestVerdict:
                 result_of(RACES, {201: 9, 204: 31}, 2, 7),
                 "up to 7 lessons created: the double create",
             ),
+            (result_of(COALESCES, {201: 20}, 1), "1 lesson, all 20 got the same 201"),
+            (
+                answer_of(RUNS_LATE, {200: 2, 504: 18}, 20),
+                "18 users saw a 504: 20 model calls, one at a time",
+            ),
+            (answer_of(ANSWERS_ALL, {200: 20}, 1), "1 model call, all 20 got the same 200"),
+            (
+                answer_of(ANSWERS_ALL, {200: 40}, 1, 1),
+                "1 model call in each of 2 rounds, all 40 got the same 200",
+            ),
+            (
+                cascade_of(CORRUPTS, {200: 8, 204: 12}, DAMAGED),
+                "4 of 4 drafts damaged: 1 lost, 3 misplaced",
+            ),
+            (
+                cascade_of(CORRUPTS, {200: 40}, INTACT, DAMAGED),
+                "up to 4 of 4 drafts damaged: 1 lost, 3 misplaced",
+            ),
+            (cascade_of(KEEPS, {200: 1, 429: 19}, INTACT), "all 4 drafts intact, 19 told 429"),
         ],
     )
     def test_right_outcomes_in_words(self, result: Result, words: str) -> None:
@@ -69,12 +135,48 @@ class TestVerdict:
         ("result", "words"),
         [
             (result_of(REJECTS, {201: 2, 429: 18}, 2), "2 lessons created: the double create"),
+            (
+                result_of(RACES, {201: 2, 500: 18}, 2),
+                "2 lessons created: the double create, 18 users saw a 500",
+            ),
             (result_of(REJECTS, {201: 1, 500: 19}, 1), "1 lesson, 19 users saw a 500"),
             (result_of(REJECTS, {429: 20}, 0), "no lesson in 1 of 1 rounds, 20 told 429"),
             (result_of(REJECTS, {201: 1, NO_ANSWER: 19}, 1), "1 lesson, 19 got no answer"),
             (
                 result_of(RACES, {201: 11, 204: 209}, *[1] * 11),
                 "no race in 11 rounds: try more --requests or LESSON_WORK_MS=100",
+            ),
+            (
+                result_of(COALESCES, {201: 12, 503: 8}, 1),
+                "1 lesson, 8 users saw a 503, 12 got the same 201",
+            ),
+            (
+                result_of(COALESCES, {201: 20}, 1, same=False),
+                "1 lesson, 20 got a 201, but not the same one",
+            ),
+            (
+                result_of(COALESCES, {201: 1, 204: 19}, 1),
+                "1 lesson, 19 told 204, 1 got the same 201",
+            ),
+            (
+                answer_of(RUNS_LATE, {200: 22}, *[2] * 11),
+                "no race in 11 rounds: try more --requests",
+            ),
+            (
+                answer_of(ANSWERS_ALL, {200: 19, 504: 1}, 2),
+                "1 user saw a 504: 2 model calls, one at a time",
+            ),
+            (
+                answer_of(ANSWERS_ALL, {200: 20}, 2),
+                "2 model calls for one answer, all 20 got the same 200",
+            ),
+            (
+                cascade_of(CORRUPTS, {200: 1, 204: 19}, INTACT),
+                "no race in 1 rounds: try more --requests or LESSON_WORK_MS=100",
+            ),
+            (
+                cascade_of(KEEPS, {200: 2, 429: 18}, DAMAGED),
+                "4 of 4 drafts damaged: 1 lost, 3 misplaced",
             ),
         ],
     )
@@ -85,11 +187,11 @@ class TestVerdict:
     def test_two_lessons_in_one_round_are_not_made_up_for_by_none_in_another(self) -> None:
         assert not result_of(REJECTS, {201: 2, 429: 38}, 2, 0).held
 
-    @pytest.mark.parametrize("expectation", [RACES, FAILS, REJECTS, SKIPS])
+    @pytest.mark.parametrize("expectation", [RACES, FAILS, REJECTS, SKIPS, COALESCES])
     def test_whoever_turns_different_uuids_away_has_not_held(
         self, expectation: Expectation
     ) -> None:
-        statuses, rows = ({201: 20}, 20) if expectation.races else ({201: 1, 204: 19}, 1)
+        statuses, rows = ({201: 20}, 20) if expectation.races else ({201: 20}, 1)
 
         served = result_of(expectation, statuses, rows)
         turned_away = result_of(expectation, statuses, rows, different={201: 17, 429: 3})
@@ -99,19 +201,35 @@ class TestVerdict:
         assert turned_away.different_verdict == "17 created, 3 told 429"
         assert not turned_away.held
 
+    def test_whoever_gives_one_caller_the_answer_of_another_has_not_held(self) -> None:
+        result = answer_of(ANSWERS_ALL, {200: 20}, 1)
+        assert result.held
+
+        result.different.add([Answer(200, b"to message 1")] * 2, [Left(1), Left(1)])
+
+        assert result.different_verdict.endswith("some got another one's answer")
+        assert not result.held
+
 
 RESULTS = {
-    "unprotected": result_of(RACES, {201: 7, 204: 13}, 7),
-    "reject": result_of(REJECTS, {201: 1, 500: 19}, 1),
+    "unprotected": result_of(RACES, {201: 7, 204: 13}, 7, variant="unprotected"),
+    "reject": result_of(REJECTS, {201: 1, 500: 19}, 1, variant="reject"),
+    "answer": result_of(
+        ANSWERS_ALL, {200: 20}, 1, subject=MODEL_ANSWER, different={200: 2}, variant="model answer"
+    ),
 }
 
 
 class TestReport:
     def test_the_table_is_aligned_and_tells_what_failed(self) -> None:
-        heading, rule, *forms = table(RESULTS).splitlines()[:4]
+        sections = [section.splitlines() for section in table(RESULTS).split("\n\n")[:-1]]
 
-        assert re.split(r"  +", heading)[:4] == ["form", "requests", "answers", "rows"]
-        assert [re.split(r"  +", form) for form in forms] == [
+        assert [re.split(r"  +", headings) for headings, *_ in sections] == [
+            ["unprotected", "requests", "answers", "lessons", "verdict", "different UUIDs"],
+            ["reject", "requests", "answers", "lessons", "verdict", "different UUIDs"],
+            ["model answer", "requests", "answers", "model calls", "verdict", "different messages"],
+        ]
+        assert [re.split(r"  +", form) for _, _, form in sections] == [
             [
                 "unprotected",
                 "20",
@@ -130,26 +248,70 @@ class TestReport:
                 "20 created",
                 "FAILED",
             ],
+            [
+                "answer",
+                "20",
+                "20 x 200",
+                "1",
+                "1 model call, all 20 got the same 200",
+                "2 answered, 2 calls",
+                "ok",
+            ],
         ]
+        [rule] = {rule for _, rule, _ in sections}
         gaps = [found.start() for found in re.finditer(" ", rule)]
-        assert all({form[gap] for gap in gaps} == {" "} for form in forms)
+        assert all({form[gap] for gap in gaps} == {" "} for _, _, form in sections)
 
     def test_the_json_has_the_same_numbers(self) -> None:
         said = json.loads(as_json(RESULTS, requests=20))
 
         assert said["requests"] == 20
         assert not said["held"]
+        assert said["forms"]["unprotected"]["variant"] == "unprotected"
         assert said["forms"]["unprotected"]["identical"]["statuses"] == {"201": 7, "204": 13}
         assert said["forms"]["unprotected"]["identical"]["rows"] == 7
         assert said["forms"]["reject"]["different"]["rows"] == 20
+        assert said["forms"]["answer"]["identical"]["model_calls"] == 1
 
 
 class TestForms:
     def test_names_are_unique(self) -> None:
         assert len({form.name for form in FORMS}) == len(FORMS)
 
-    def test_only_the_unprotected_form_may_race(self) -> None:
-        assert [form.name for form in FORMS if form.expectation.races] == ["unprotected"]
+    def test_only_the_unguarded_forms_may_race(self) -> None:
+        racing = [form.name for form in FORMS if form.expectation.races]
+
+        assert racing == ["unprotected", "answer-unguarded", "cascade-unguarded"]
+
+    def test_forms_of_one_variant_follow_one_another(self) -> None:
+        """Or the table would have two sections of one name."""
+        variants = [variant for variant, _ in groupby(FORMS, key=lambda form: form.variant)]
+
+        assert len(set(variants)) == len(variants)
+
+
+class TestCascade:
+    @pytest.mark.parametrize(
+        ("numbers", "damage"),
+        [
+            ({1: 0, 2: 1, 3: 2, 4: 3}, Left(0)),
+            ({0: 0, 1: 1, 2: 2, 3: 3}, Left(4, "4 misplaced")),
+            ({0: 0, 1: 0, 2: 1, 3: 2, 4: 3}, Left(1, "1 misplaced")),
+            ({2: 0, 3: 1, 4: 2}, Left(4, "1 lost, 3 misplaced")),
+            ({}, Left(4, "4 lost")),
+        ],
+    )
+    def test_damage_in_words(self, numbers: dict[int, int], damage: Left) -> None:
+        """``numbers``: under which number which draft is found."""
+        cache = LocMemCache("drafts", {})
+        stage, key = CascadeStage(cache), uuid4()
+        stage.prepare([key])
+        seeded = [cache.get(draft_key(key, stage.step, number)) for number in range(DRAFTS)]
+        cache.clear()
+        for number, draft in numbers.items():
+            cache.set(draft_key(key, stage.step, number), seeded[draft])
+
+        assert stage.left(FORMS[-1], [key]) == [damage]
 
 
 class TestDatabaseUrl:
@@ -217,6 +379,9 @@ class TestDatabaseUrl:
             database_url.parse(url)
 
 
+ANSWERS = ["answer-unguarded", "answer-function"]
+CASCADES = ["cascade-unguarded", "cascade-lock"]
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -225,7 +390,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start ``manage.py race`` with a directory for temporary files of its own."""
     started: list[subprocess.Popen[str]] = []
     # From a clean slate: the run starts its own Valkey and makes its own database.
-    unset = {"REDIS_URL", "DATABASE_URL", "SINGLEFLIGHT_STORE", "LESSON_WORK_MS"}
+    unset = {"REDIS_URL", "DATABASE_URL", "SINGLEFLIGHT_STORE", "LESSON_WORK_MS", "MODEL_URL"}
     environ = {name: value for name, value in os.environ.items() if name not in unset}
     environ |= {"DJANGO_SETTINGS_MODULE": "testproject.settings", "TMPDIR": str(tmp_path)}
 
@@ -274,11 +439,13 @@ def assert_nothing_is_left(directory: Path) -> None:
 
 
 class TestCommand:
-    def test_the_unprotected_form_races_and_the_others_hold(
+    def test_the_unguarded_forms_race_and_the_others_hold(
         self, start: Start, tmp_path: Path
     ) -> None:
         """Real gunicorn, uvicorn and Valkey; exit status 0; nothing stays behind."""
-        names = ["unprotected", "constraint", "reject", "async"]
+        locks = ["constraint", "reject", "async"]
+        flights = ["coalesce", "coalesce-async", "coalesce-drf"]
+        names = ["unprotected", *locks, *flights, *ANSWERS, *CASCADES]
 
         process = start("-n8", "--workers=2", "--json", *[f"--form={name}" for name in names])
         output, progress = process.communicate()
@@ -287,11 +454,17 @@ class TestCommand:
         said = json.loads(output)
         assert names == list(said["forms"])
         assert said["held"]
-        assert said["forms"]["unprotected"]["identical"]["rows"] > 1
-        for name in names[1:]:
-            assert said["forms"][name]["identical"]["rows"] == 1
-        for form in said["forms"].values():
-            assert form["different"]["statuses"] == {"201": 8}
+        identical = {name: form["identical"] for name, form in said["forms"].items()}
+        assert identical["unprotected"]["rows"] > 1
+        assert all(identical[name]["rows"] == 1 for name in [*locks, *flights])
+        assert all(identical[name]["statuses"] == {"201": 8} for name in flights)
+        assert identical["answer-unguarded"]["statuses"]["504"] >= 1
+        assert identical["answer-function"]["statuses"] == {"200": 8}
+        assert identical["answer-function"]["model_calls"] == 1
+        assert identical["cascade-unguarded"]["drafts_damaged"] >= 1
+        assert identical["cascade-lock"]["drafts_damaged"] == 0
+        for name in ["unprotected", *locks, *flights]:
+            assert said["forms"][name]["different"]["statuses"] == {"201": 8}
         assert_nothing_is_left(tmp_path)
 
     def test_an_unprotected_form_that_never_races_is_told_by_the_exit_status(

@@ -12,10 +12,12 @@ looks once more whether the flight that it followed has landed meanwhile, and gi
 
 from __future__ import annotations
 
+import math
 import time
 from base64 import b64decode, b64encode
 from typing import Any, NamedTuple
 
+from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import (
     Apart,
     Busy,
@@ -77,20 +79,16 @@ class CacheFlights(Store):
 
     def publish(self, key: str, publishing: Publishing) -> Status | None:
         """See Store.publish()."""
-        owner, _, _ = parse_lease(self.call("get", key))
+        owner, _, more = parse_lease(self.call("get", key))
         if owner != publishing.token:
             return None
-        status = self._settle(key, publishing)
-        landing = f"{status} {time.time()} {_text(publishing.payload)}"
-        self.call("set", f"{key}#{publishing.flight}", landing, publishing.linger + 1)
+        status = self._land(key, self._settle(key, publishing), publishing)
         if status == Status.DONE and publishing.keep > 0:
             ends = time.time() + publishing.keep
-            _, _, more = parse_lease(self.call("get", key))
-            fingerprint = more.partition(" ")[2]
-            text = f"{ends} {_text(publishing.payload)} {fingerprint}"
-            self.call("set", f"{key}#kept", text, publishing.keep)
+            text = f"{ends} {_text(publishing.payload)} {more.partition(' ')[2]}"
+            self.call("set", f"{key}#kept", text, math.ceil(publishing.keep))
         if publishing.apart > 0:
-            self.call("set", f"{key}#apart", 1, publishing.apart)
+            self.call("set", f"{key}#apart", 1, math.ceil(publishing.apart))
         return status if self.release(key, publishing.token) else None
 
     def forget(self, key: str) -> None:
@@ -107,9 +105,26 @@ class CacheFlights(Store):
         if state.takeovers > joining.takeovers:
             failed = Publishing(joining.token, flight, Status.FAILED, linger=joining.wait)
             self.publish(key, failed)
-            return Landing(Status.FAILED, at=time.time(), seen=str(time.time()))
-        self.call("set", f"{key}#state", state.text(), joining.life)
-        return Led(flight, None, state.takeovers)
+            return Landing(Status.FAILED)
+        self.call("set", f"{key}#state", state.text(), math.ceil(joining.life))
+        return Led(flight, None, state.takeovers, time.time())
+
+    def _land(self, key: str, status: Status, publishing: Publishing) -> Status:
+        """Put the outcome where followers read it; where the cache refuses it, that there is none."""
+        entry, seconds = f"{key}#{publishing.flight}", math.ceil(publishing.linger + 1)
+        # What tells one landing of a flight from the next: clocks of two machines may not.
+        head = f"{time.time()} {publishing.token[:8]}"
+        if status == Status.DONE:
+            try:
+                self.call("set", entry, f"{status} {head} {_text(publishing.payload)}", seconds)
+                if self.call("has_key", entry):
+                    return status
+            except StoreUnavailableError:
+                # Perhaps only too large: memcached raises, or is silent, depending on its client.
+                pass
+            status = Status.UNSHAREABLE
+        self.call("set", entry, f"{status} {head} ", seconds)
+        return status
 
     def _settle(self, key: str, publishing: Publishing) -> Status:
         """Note a failure that is tried again; return the status that the followers see."""
@@ -118,7 +133,8 @@ class CacheFlights(Store):
             status = Status.AGAIN
             state = state._replace(failures=state.failures + 1)
         if status == Status.AGAIN:
-            self.call("set", f"{key}#state", state._replace(again=1).text(), publishing.linger)
+            text, seconds = state._replace(again=1).text(), math.ceil(publishing.linger)
+            self.call("set", f"{key}#state", text, seconds)
         elif status != Status.VACANT:
             self.call("delete", f"{key}#state")
         return status
@@ -131,10 +147,10 @@ class CacheFlights(Store):
         text = self.call("get", f"{key}#{joining.flight}")
         if not isinstance(text, str):
             return None
-        status, at, payload = text.split(" ")
-        if float(at) <= float(joining.seen):
+        status, at, seen, payload = text.split(" ")
+        if seen == joining.seen:
             return None
-        return Landing(Status(status), b64decode(payload), float(at), at)
+        return Landing(Status(status), b64decode(payload), float(at), seen)
 
     def _kept(self, key: str, fingerprint: str) -> Kept | Mismatch | None:
         text = self.call("get", f"{key}#kept")
@@ -162,7 +178,7 @@ def _busy(more: str, ends: float, fingerprint: str) -> Busy | Mismatch:
     if other != fingerprint:
         return Mismatch()
     now = time.time()
-    return Busy(int(flight), max(0.0, ends - now), now)
+    return Busy(int(flight or 0), max(0.0, ends - now), now)
 
 
 def _text(payload: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The race itself: servers up, calls out, rows counted."""
+"""The race itself: servers up, calls out, what they leave counted."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from testproject.racing.client import Call, fire
-from testproject.racing.database import count_lessons, migrate_database, student
+from django.conf import settings
+from django.core.cache import DEFAULT_CACHE_ALIAS, BaseCache, CacheHandler
+
+from testproject.lessons.workers import MAX_THREADS
+from testproject.racing.client import fire
+from testproject.racing.database import migrate_database, student
 from testproject.racing.forms import Form
-from testproject.racing.servers import Server, redis, web_server
+from testproject.racing.servers import Server, model_server, redis, web_server
 from testproject.racing.signals import uninterrupted
-from testproject.racing.verdict import Result, Tally
+from testproject.racing.stages import CascadeStage, LessonStage, ModelAnswerStage, Stage
+from testproject.racing.subjects import CASCADE, LESSON, MODEL_ANSWER, Subject
+from testproject.racing.tally import Tally
+from testproject.racing.verdict import Result
 
 T = TypeVar("T")
 
 # Whether two processes meet in a window is chance; that they never do in so many rounds isn't.
 PATIENCE = 10
-# A thread holds memory and a database connection; the calls beyond wait for their turn.
-MAX_THREADS = 40
 
 
 @dataclass
@@ -43,6 +48,7 @@ class Race:
     say: Callable[[str], None]
     stack: ExitStack = field(default_factory=ExitStack)
     servers: dict[tuple[str, str], Server] = field(default_factory=dict)
+    stages: dict[Subject, Stage] = field(default_factory=dict)
 
     def __enter__(self) -> Race:
         return self
@@ -60,54 +66,66 @@ class Race:
         directory = Path(self._keep(tempfile.TemporaryDirectory(prefix="race-")))
         redis_url = self._keep(redis(directory))
         database_url = migrate_database(directory)
-        user = self._keep(student())
         self.say(_without_password(f"Redis at {redis_url}, database at {database_url}"))
-        self._start_servers(directory, {"REDIS_URL": redis_url, "DATABASE_URL": database_url})
-        return {form.name: self._run_form(form, user) for form in self.forms}
+        self.stages[LESSON] = LessonStage(self._keep(student()))
+        self.stages[CASCADE] = CascadeStage(_cache_at(redis_url))
+        environ = {**os.environ, "REDIS_URL": redis_url, "DATABASE_URL": database_url}
+        if any(form.subject is MODEL_ANSWER for form in self.forms):
+            model = self._keep(model_server(environ, directory))
+            self.servers["model", ""] = model
+            self.stages[MODEL_ANSWER] = ModelAnswerStage(model.port)
+            environ["MODEL_URL"] = f"http://127.0.0.1:{model.port}"
+        self._start_servers(directory, environ)
+        return {form.name: self._run_form(form) for form in self.forms}
 
     def _keep(self, manager: AbstractContextManager[T]) -> T:
         with uninterrupted():
             return self.stack.enter_context(manager)
 
-    def _start_servers(self, directory: Path, urls: dict[str, str]) -> None:
+    def _start_servers(self, directory: Path, environ: dict[str, str]) -> None:
         threads = min(self.requests, MAX_THREADS)
         for kind, store in dict.fromkeys((form.server, form.store) for form in self.forms):
-            environ = {**os.environ, **urls}
-            if store:
-                environ["SINGLEFLIGHT_STORE"] = store
-            server = self._keep(web_server(kind, self.workers, threads, environ, directory))
+            own = {**environ, "SINGLEFLIGHT_STORE": store} if store else environ
+            server = self._keep(web_server(kind, self.workers, threads, own, directory))
             self.servers[kind, store] = server
         for server in self.servers.values():
             server.wait_until_ready()
-            self.say(f"{server.name} on port {server.port}: {self.workers} worker processes")
+            processes = f"{server.workers} worker process{'es' * (server.workers != 1)}"
+            self.say(f"{server.name} on port {server.port}: {processes}")
 
-    def _run_form(self, form: Form, user: int) -> Result:
-        result, server = Result(form.expectation), self.servers[form.server, form.store]
+    def _run_form(self, form: Form) -> Result:
+        result = Result(form.expectation, form.subject, form.variant)
+        server = self.servers[form.server, form.store]
+        different = min(self.requests, form.subject.most_others or self.requests)
         for _ in range(self.rounds):
-            self._volley(form, user, result.identical, [uuid.uuid4()] * self.requests)
-            self._volley(form, user, result.different, [uuid.uuid4() for _ in range(self.requests)])
+            self._volley(form, result.identical, [uuid.uuid4()] * self.requests)
+            self._volley(form, result.different, [uuid.uuid4() for _ in range(different)])
         if form.expectation.races:
-            self._insist(form, user, result.identical)
+            self._insist(form, result)
         self.say(f"{form.name}: {result.identical_verdict}")
         if not result.held and (words := server.last_words()):
             self.say(f"{form.name} FAILED. {server.name} wrote last:\n{words}")
         return result
 
-    def _insist(self, form: Form, user: int, tally: Tally) -> None:
+    def _insist(self, form: Form, result: Result) -> None:
         for _ in range(PATIENCE):
-            if tally.raced:
+            if result.raced:
                 return
             self.say(f"{form.name}: not in this round; once more")
-            self._volley(form, user, tally, [uuid.uuid4()] * self.requests)
+            self._volley(form, result.identical, [uuid.uuid4()] * self.requests)
 
-    def _volley(self, form: Form, user: int, tally: Tally, uuids: list[uuid.UUID]) -> None:
-        calls = [
-            Call("POST", form.url, {"uuid": str(key), "user": str(user), "course": "Algebra"})
-            for key in uuids
-        ]
-        answers = fire(self.servers[form.server, form.store].port, calls)
-        rows = count_lessons(form.model, list(dict.fromkeys(uuids)))
-        tally.add([answer.status for answer in answers], rows)
+    def _volley(self, form: Form, tally: Tally, keys: list[uuid.UUID]) -> None:
+        stage, different = self.stages[form.subject], list(dict.fromkeys(keys))
+        stage.prepare(different)
+        port = self.servers[form.server, form.store].port
+        answers = fire(port, [stage.call(form.url, key) for key in keys])
+        tally.add(answers, stage.left(form, different))
+
+
+def _cache_at(redis_url: str) -> BaseCache:
+    """The servers' cache: our own settings were read before anyone knew where it is."""
+    there = {**settings.CACHES[DEFAULT_CACHE_ALIAS], "LOCATION": redis_url}
+    return CacheHandler({DEFAULT_CACHE_ALIAS: there})[DEFAULT_CACHE_ALIAS]
 
 
 def _without_password(url: str) -> str:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,19 +52,47 @@ class Server:
 def web_server(
     kind: str, workers: int, threads: int, environ: Mapping[str, str], directory: Path
 ) -> Iterator[Server]:
+    """Start gunicorn ("wsgi") or uvicorn ("asgi")."""
+
+    def command(file: int) -> list[str]:
+        return _gunicorn(file, workers, threads) if kind == "wsgi" else _uvicorn(file, workers)
+
+    with _serving(command, workers, environ, directory) as server:
+        yield server
+
+
+@contextmanager
+def model_server(environ: Mapping[str, str], directory: Path) -> Iterator[Server]:
+    """Start the fake model."""
+
+    def command(file: int) -> list[str]:
+        return ["testproject.racing.model", f"--fd={file}"]
+
+    with _serving(command, 1, environ, directory) as server:
+        yield server
+
+
+@contextmanager
+def _serving(
+    command: Callable[[int], list[str]],
+    workers: int,
+    environ: Mapping[str, str],
+    directory: Path,
+) -> Iterator[Server]:
     """
-    Start gunicorn ("wsgi") or uvicorn ("asgi") on a free port of the loopback.
+    Run a module's ``command`` for a socket's file number, on a free port of the loopback.
 
     The server inherits a socket that listens already: nobody else can take the port meanwhile,
     and calls that come before the server is up wait in the socket's queue.
     """
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         port, file = listener.getsockname()[1], listener.fileno()
-        command = _gunicorn(file, workers, threads) if kind == "wsgi" else _uvicorn(file, workers)
-        log = directory / f"{kind}-{port}.log"
+        arguments = command(file)
+        name = arguments[0].rpartition(".")[2]
+        log = directory / f"{name}-{port}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *command],
+                [sys.executable, "-m", *arguments],
                 cwd=ROOT,
                 env=environ,
                 stdin=subprocess.DEVNULL,
@@ -75,7 +103,7 @@ def web_server(
                 start_new_session=True,
             )
     try:
-        yield Server(command[0], port, workers, process, log)
+        yield Server(name, port, workers, process, log)
     finally:
         _stop(process)
 

@@ -1,88 +1,94 @@
-"""What a volley of calls has done, in numbers and in words."""
+"""What has become of a form, in words."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from testproject.racing.client import NO_ANSWER
 from testproject.racing.forms import Expectation
-
-
-@dataclass
-class Tally:
-    """``statuses``: how often each status was answered. ``rows``: the lessons of each UUID."""
-
-    statuses: Counter[int] = field(default_factory=Counter)
-    rows: list[int] = field(default_factory=list)
-
-    def add(self, statuses: Sequence[int], rows: Sequence[int]) -> None:
-        self.statuses.update(statuses)
-        self.rows.extend(rows)
-
-    @property
-    def raced(self) -> bool:
-        return max(self.rows, default=0) > 1
-
-    @property
-    def once(self) -> bool:
-        """Whether each UUID has got exactly one lesson."""
-        return set(self.rows) == {1}
+from testproject.racing.subjects import LESSON, Subject
+from testproject.racing.tally import Tally
 
 
 @dataclass
 class Result:
-    """What has become of one form: ``identical`` calls, and calls with ``different`` UUIDs."""
+    """What has become of one form: calls with ``identical`` keys, and with ``different`` ones."""
 
     expectation: Expectation
+    subject: Subject = LESSON
+    variant: str = ""
     identical: Tally = field(default_factory=Tally)
     different: Tally = field(default_factory=Tally)
 
     @property
     def held(self) -> bool:
-        """Whether the form did what is expected of it (the unprotected one: it raced)."""
+        """Whether the form did what is expected of it (an unguarded one: it raced)."""
         return self._identical_held and self._different_held
 
     @property
+    def raced(self) -> bool:
+        return bool(self.subject.harm(self.identical))
+
+    @property
     def _identical_held(self) -> bool:
-        if self.expectation.races:
-            return self.identical.raced
-        return self.identical.once and set(self.identical.statuses) <= self.expectation.statuses
+        tally, expected = self.identical, self.expectation
+        if not set(tally.statuses) <= expected.statuses:
+            return False
+        if expected.races:
+            return self.raced
+        return self._fine(tally) and not self.raced and (tally.same or not expected.shares)
 
     @property
     def _different_held(self) -> bool:
-        return self.different.once and set(self.different.statuses) == {201}
+        tally = self.different
+        served = set(tally.statuses) == {self.subject.success}
+        return served and self._fine(tally) and tally.distinct
+
+    def _fine(self, tally: Tally) -> bool:
+        return {left.count for left in tally.left} == {self.subject.fine}
 
     @property
     def identical_verdict(self) -> str:
-        """What callers with one and the same UUID have got."""
-        tally, rounds = self.identical, len(self.identical.rows)
-        if tally.raced:
-            lessons = f"{'up to ' * (rounds > 1)}{max(tally.rows)} lessons"
-            return f"{lessons} created: the double create"
+        """What callers with one and the same key have got."""
+        tally, subject = self.identical, self.subject
+        if self.raced:
+            return ", ".join([subject.harm(tally), *self._crashes(tally)])
         if self.expectation.races:
-            return f"no race in {rounds} rounds: try more --requests or LESSON_WORK_MS=100"
-        if not tally.once:
-            return ", ".join(
-                [f"no lesson in {tally.rows.count(0)} of {rounds} rounds", *_told(tally)]
-            )
-        lessons = "1 lesson" if rounds == 1 else f"1 lesson in each of {rounds} rounds"
-        return ", ".join([lessons, *_told(tally)])
+            return f"no race in {tally.volleys} rounds: {subject.no_race}"
+        verdict = subject.right(tally) if self._fine(tally) else subject.wrong(tally)
+        return ", ".join([verdict, *self._told(tally), *self._shared(tally)])
 
     @property
     def different_verdict(self) -> str:
-        """What callers with UUIDs of their own have got: each should have its lesson."""
-        return ", ".join([f"{sum(self.different.rows)} created", *_told(self.different)])
+        """What callers with keys of their own have got: each should be served."""
+        tally = self.different
+        mixed_up = [] if tally.distinct else ["some got another one's answer"]
+        return ", ".join([self.subject.served(tally), *self._told(tally), *mixed_up])
 
+    def _shared(self, tally: Tally) -> list[str]:
+        if not self.expectation.shares:
+            return []
+        success, served = self.subject.success, tally.statuses[self.subject.success]
+        if not tally.same:
+            return [f"{served} got a {success}, but not the same one"]
+        everyone = served == tally.statuses.total()
+        return [f"{'all ' * everyone}{served} got the same {success}"]
 
-def _told(tally: Tally) -> list[str]:
-    """What those were told who did not create a lesson, the highest status first."""
-    return [
-        _phrase(status, count)
-        for status, count in sorted(tally.statuses.items(), reverse=True)
-        if status != 201
-    ]
+    def _told(self, tally: Tally) -> list[str]:
+        """What those were told who were not served, the highest status first."""
+        return [
+            _phrase(status, count)
+            for status, count in sorted(tally.statuses.items(), reverse=True)
+            if status != self.subject.success
+        ]
+
+    def _crashes(self, tally: Tally) -> list[str]:
+        """What nobody should have been told, beside the harm."""
+        return [
+            _phrase(status, count)
+            for status, count in sorted(tally.statuses.items(), reverse=True)
+            if status not in self.expectation.statuses and status != 504
+        ]
 
 
 def _phrase(status: int, count: int) -> str:

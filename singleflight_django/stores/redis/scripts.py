@@ -177,10 +177,9 @@ if not ends or tonumber(ends) <= now then return false end
 redis.call('ZREM', KEYS[1], ARGV[1])
 
 local status, keep, apart = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
-local known = redis.call('HMGET', KEYS[2], 'till', 'failures')
-local till = tonumber(known[1]) or 0
-local linger = tonumber(ARGV[7])
-local followed = till > now or linger > 0
+local known = redis.call('HMGET', KEYS[2], 'till', 'failures', 'open')
+local till, linger, open = tonumber(known[1]) or 0, tonumber(ARGV[7]), known[3]
+local followed = open and (till > now or linger > 0)
 if status == 'failed' and followed and (tonumber(known[2]) or 0) < tonumber(ARGV[6]) then
   redis.call('HINCRBY', KEYS[2], 'failures', 1)
   status = 'again'
@@ -189,7 +188,7 @@ if followed and (status == 'again' or status == 'vacant') then
   if status == 'again' then redis.call('HSET', KEYS[2], 'again', 1) end
   -- Whoever comes next is to go on with this flight: another one would have its tries anew.
   redis.call('HSET', KEYS[2], 'till', us(math.max(till, now + linger * 1000)))
-elseif status == 'done' and keep > 0 then
+elseif open and status == 'done' and keep > 0 then
   redis.call('HDEL', KEYS[2], 'open')
   redis.call('HSET', KEYS[2], 'kept', ARGV[3], 'ends', us(now + keep * 1000))
   redis.call('PEXPIRE', KEYS[2], keep)

@@ -13,7 +13,11 @@ from testproject.lessons.answering import Answer, aask_model, ask_model
 from testproject.lessons.workers import MAX_FOLLOWERS
 
 answers = SingleFlight("answers", wait=10, result_ttl=5)
-shared_answer = answers.coalesce(key="<session_id>:<message_id>")(ask_model)
+
+
+@answers.coalesce(key="<session_id>:<message_id>")
+def shared_answer(session_id: UUID, message_id: UUID) -> Answer:
+    return ask_model(session_id, message_id)
 
 
 @answers.coalesce(key="<session_id>:<message_id>")
@@ -53,5 +57,5 @@ def _answer(
 
 
 def _failure(error: Exception) -> HttpResponse:
-    """FlightTimeoutError is a TimeoutError: who has waited in vain is told the same in both cases."""
+    # FlightTimeoutError is a TimeoutError: who has waited in vain is told so in both cases.
     return HttpResponse(status=504 if isinstance(error, TimeoutError) else 503)

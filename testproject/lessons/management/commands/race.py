@@ -1,4 +1,4 @@
-"""Show the double create on real servers, and what each protection makes of it."""
+"""Show what concurrent duplicates do on real servers, and what each protection makes of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from testproject.racing.signals import terminate_cleanly
 READ_NEXT = """\
 Read next, in README.md:
   "What it is not"   before you rely on it
-  "The lock"         the reject, skip, mixin, drf and async forms above, with every option
+  "The lock"         the reject and cascade forms above, with every option
+  "The flight"       the coalesce and answer forms, and what coalescing does not promise
   "The constraint"   why the lock does not replace it
 The views of this race are in testproject/lessons/views/."""
 
@@ -29,9 +30,9 @@ def _positive(text: str) -> int:
 
 class Command(BaseCommand):
     help = (
-        "Fire identical POSTs at the same create view, unprotected and protected in every way, on "
-        "real servers with several worker processes. Exit status 0 only if the unprotected form "
-        "made a double create and every protected form held."
+        "Fire identical requests at the same view, unguarded and protected in every way, on real "
+        "servers with several worker processes: a create, a slow model's answer, a cascade in the "
+        "cache. Exit status 0 only if each unguarded form raced and every protected form held."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
