@@ -58,7 +58,8 @@ def redis_py(session: nox.Session, version: str) -> None:
     """Run the store contract on one major version of redis-py."""
     session.install("-e", ".[test]", f"django=={NEWEST_DJANGO}.*", f"redis=={version}.*")
     stores = sorted(str(path.relative_to(HOME)) for path in HOME.glob("tests/test_stores_*.py"))
-    run_pytest(session, SUITE_SECONDS, "-n", "2", *stores)
+    # Without the classes of stores on a cache's add, which leave the driver to the cache.
+    run_pytest(session, SUITE_SECONDS, "-n", "2", *stores, "-k", "not TestOn")
 
 
 @nox.session(python=NEWEST_PYTHON)

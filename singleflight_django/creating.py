@@ -1,4 +1,12 @@
-"""``create_or_existing()``: an INSERT that, where the row exists already, gives that row."""
+"""``create_or_existing()``: an INSERT that, where the row exists already, gives that row.
+
+Two callers, in autocommit or in transactions of their own::
+
+    A: INSERT            COMMIT
+    B:          INSERT (waits for A)   refused: SELECT, from the savepoint on
+    C: INSERT            ROLLBACK
+    D:          INSERT (waits for C)   created
+"""
 
 from __future__ import annotations
 
@@ -6,24 +14,14 @@ import itertools
 import random
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import (
-    DatabaseError,
-    IntegrityError,
-    OperationalError,
-    connections,
-    models,
-    transaction,
-)
-from django.db.models.constants import LOOKUP_SEP
+from django.db import IntegrityError, OperationalError, connections, models, transaction
 
-from singleflight_django.exceptions import DuplicateMismatchError
-from singleflight_django.reading import concrete, differing, find
-from singleflight_django.uniques import Constraint, Field, Unique, constraints_of, root
-from singleflight_django.violations import Violation, is_transient, violation_of
-from singleflight_django.writing import sees_only_its_snapshot, writing
+from singleflight_django.violations import is_transient
+from singleflight_django.wanted import Wanted
+from singleflight_django.writing import writing
 
 if TYPE_CHECKING:
     from django.db.models.manager import BaseManager
@@ -71,7 +69,7 @@ def create_or_existing(
     of a REPEATABLE READ or SERIALIZABLE transaction; IntegrityError for any other constraint, and
     where the row that is in the way was gone at each attempt; ValueError where no constraint fits.
     """
-    return _Creation(rows, constraint, defaults, same, lookup).run()
+    return _create(Wanted(rows, constraint, defaults, same, lookup))
 
 
 async def acreate_or_existing(
@@ -84,145 +82,46 @@ async def acreate_or_existing(
     **lookup: Any,
 ) -> tuple[_M, bool]:
     """See create_or_existing()."""
-    return await sync_to_async(_Creation(rows, constraint, defaults, same, lookup).run)()
+    wanted = Wanted(rows, constraint, defaults, same, lookup)
+    return await sync_to_async(_create)(wanted)
 
 
-class _Creation(Generic[_M]):
-    def __init__(
-        self,
-        rows: BaseManager[_M] | models.QuerySet[_M],
-        constraint: object,
-        defaults: Mapping[str, Any] | None,
-        same: Iterable[str],
-        lookup: dict[str, Any],
-    ) -> None:
-        self.given, self.lookup = rows, lookup
-        self.rows: models.QuerySet[_M] = rows.all()
-        self.rows._for_write = True  # type: ignore[attr-defined]
-        self.model, self.using = self.rows.model, self.rows.db
-        self.implied = _implied(rows)
-        self.values = {**_plain(lookup), **(defaults or {})}
-        self.constraints = self._constraints(constraint)
-        self.same = self._same(same)
-        self.ours = self.committed = False
-
-    def _constraints(self, constraint: object) -> tuple[Constraint, ...]:
-        if constraint is not None:
-            return Unique(constraint, self.model).constraints
-        roots = _roots(self.model, {**self.implied, **_plain(self.lookup)})
-        found = [each for each in constraints_of(self.model) if each.roots and each.roots <= roots]
-        if not found:
-            raise ValueError(
-                f"No unique constraint of {self.model._meta.label} has all of its fields in the "
-                "lookup, so nothing would tell that the row exists: add them, or say constraint=."
-            )
-        return tuple(found)
-
-    def _same(self, same: Iterable[str]) -> dict[str, str]:
-        """Return under which of the values' names the names in ``same`` are."""
-        if isinstance(same, str):
-            raise TypeError(f'same is a tuple of names, like ("{same}",).')
-        names = {tuple(concrete(self.model, name)): name for name in self.values}
-        found = {name: names.get(tuple(concrete(self.model, name)), "") for name in same}
-        for name, known in found.items():
-            if not known:
-                raise ValueError(
-                    f"same names {name!r}, for which neither lookup nor defaults says."
-                )
-        return found
-
-    def run(self) -> tuple[_M, bool]:
-        connection = connections[self.using]
-        self.ours = connection.get_autocommit() and not connection.in_atomic_block
-        for name, value in self.values.items():
-            if name not in self.lookup and callable(value):
-                self.values[name] = value()
-        for attempt in itertools.count(1):
-            try:
-                return self._insert(), True
-            except (IntegrityError, OperationalError) as error:
-                row = self._in_the_way(error, attempt)
-                if row is None and attempt == ATTEMPTS:
-                    raise
-            if row is not None:
-                return row, False
-        raise AssertionError  # pragma: no cover
-
-    def _insert(self) -> _M:
-        with writing([self.using], self.constraints):
-            transaction.on_commit(self._commit, self.using)
-            return self._create()
-
-    def _commit(self) -> None:
-        self.committed = True
-
-    def _create(self) -> _M:
-        values = {**self.implied, **self.values}
-        if _roots(self.model, values) & _keys_of_parents(self.model):
-            # create() inserts the child, but updates a parent that has this key already.
-            row = self.model(**values)
-            row.save(force_insert=(models.Model,), using=self.using)
-            return row
-        rows: Any = self.given
-        pinned = rows.using if isinstance(rows, models.QuerySet) else rows.db_manager
-        created: _M = pinned(self.using).create(**self.values)
-        return created
-
-    def _in_the_way(self, error: DatabaseError, attempt: int) -> _M | None:
-        """Return the row that exists; None if the INSERT is worth another attempt."""
-        # What the site's own on_commit hooks raise isn't about this row: it is there.
-        violation = None
-        if isinstance(error, IntegrityError) and not self.committed:
-            violation = violation_of(error, self.constraints, self.using)
-        if violation:
-            return self._existing(violation)
-        if self.committed or not self.ours or not is_transient(error, self.using):
-            raise error
-        time.sleep(random.uniform(0, _PAUSE * 2**attempt))  # noqa: S311
-        return None
-
-    def _existing(self, violation: Violation) -> _M | None:
-        row = find(self.rows, self.using, self.lookup)
-        if row is None:
-            self._refuse_invisible(violation)
-            return None
-        same = {name: self.values[known] for name, known in self.same.items()}
-        if name := differing(row, _plain(self.lookup)) or differing(row, same):
-            raise self._mismatch(f"differs in {name}") from violation.error
-        return row
-
-    def _refuse_invisible(self, violation: Violation) -> None:
-        """Raise if the row in the way is one that this caller doesn't see, now or later."""
-        key = _roots(self.model, violation.fields)
-        values = {**self.implied, **self.values}
-        wanted = {name: values[name] for name in values if _roots(self.model, [name]) & key}
-        everything: models.QuerySet[_M] = models.QuerySet(self.model, using=self.using)
-        if key <= _roots(self.model, wanted) and find(everything, self.using, wanted):
-            raise self._mismatch("isn't among those that were looked for") from violation.error
-        if sees_only_its_snapshot(self.using):
-            raise self._mismatch(
-                "was committed after the snapshot of this REPEATABLE READ or SERIALIZABLE "
-                "transaction: create before it begins, or run it again"
-            ) from violation.error
-
-    def _mismatch(self, what: str) -> DuplicateMismatchError:
-        return DuplicateMismatchError(f"A {self.model._meta.label} exists, and {what}.")
+def _create(wanted: Wanted[_M]) -> tuple[_M, bool]:
+    connection = connections[wanted.using]
+    ours = connection.get_autocommit() and not connection.in_atomic_block
+    wanted.call_defaults()
+    for attempt in itertools.count(1):
+        committed = _Committed()
+        try:
+            with writing([wanted.using], wanted.constraints):
+                transaction.on_commit(committed, wanted.using)
+                return wanted.insert(), True
+        except (IntegrityError, OperationalError) as error:
+            # What the site's own on_commit hooks raise isn't about this row: it is there.
+            if committed:
+                raise
+            row = None
+            if isinstance(error, IntegrityError):
+                row = wanted.existing(error)
+            elif not ours or not is_transient(error, wanted.using):
+                raise
+            else:
+                time.sleep(random.uniform(0, _PAUSE * 2**attempt))  # noqa: S311
+            if row is None and attempt == ATTEMPTS:
+                raise
+        if row is not None:
+            return row, False
+    raise AssertionError  # pragma: no cover
 
 
-def _implied(rows: Any) -> dict[str, Any]:
-    """Return what a manager such as ``user.lessons`` adds to each row that it makes."""
-    if hasattr(rows, "instance") and hasattr(rows, "field"):
-        return {rows.field.name: rows.instance}
-    return {}
+class _Committed:
+    """An on_commit hook that is true once it has been called."""
 
+    def __init__(self) -> None:
+        self._called = False
 
-def _plain(lookup: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in lookup.items() if LOOKUP_SEP not in name}
+    def __call__(self) -> None:
+        self._called = True
 
-
-def _roots(model: type[models.Model], names: Iterable[str]) -> set[Field]:
-    return {root(each) for name in names for each in concrete(model, name)}
-
-
-def _keys_of_parents(model: type[models.Model]) -> set[Field]:
-    return {root(each) for parent in model._meta.all_parents for each in parent._meta.pk_fields}
+    def __bool__(self) -> bool:
+        return self._called

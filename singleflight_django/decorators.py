@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from singleflight_django.coalescing import ALL_METHODS, Coalescer, ViewOptions
+from singleflight_django.constraints import OnDuplicate
 from singleflight_django.entering import lock_view
 from singleflight_django.flight_views import flight_view
 from singleflight_django.guards import Seconds
@@ -32,12 +33,18 @@ class semaphore_lock(Section):  # noqa: N801 - reads as a function, like Django'
     ``wait``: how many seconds to wait for the lease before it is a conflict.
     ``limit``: how many may hold it at once.
     ``methods``: HTTP methods that are guarded; the others pass.
+    ``unique``: unique constraints, as ``"lessons.LessonSession.uuid"``, a tuple of fields
+    ``("lessons.LessonSession.user", "day")``, a constraint's name, or a list of these. Their
+    violation in the view is a duplicate, too: what a sync view wrote is rolled back (in an async
+    one earlier writes stay), and the answer is 409, or 204 if ``on_conflict="skip"``.
+    ``on_duplicate``: that answer: "reject", "skip", or a callable ``(request, violation)`` that
+    returns it; ``violation.existing(uuid=...)`` is the row that won.
     ``renew``, ``max_hold``: whether the lease is renewed while the work goes on, and for how many
     seconds at most (SINGLEFLIGHT_MAX_HOLD).
     ``observe``: refuse nothing, only tell what would have been refused.
     ``cache``: the alias of the cache that keeps the leases (SINGLEFLIGHT_CACHE).
     ``on_store_error``: ``"reject"`` answers 503 when the store is away, ``"proceed"`` runs
-    unprotected and says so.
+    unprotected and says so, ``"database"`` goes to the database meanwhile.
 
     Raises TypeError or ValueError for options that can't work; NestedFlightError where the same
     context holds the key already; in a ``with`` also LeaseConflictError and StoreUnavailableError.
@@ -53,11 +60,13 @@ class semaphore_lock(Section):  # noqa: N801 - reads as a function, like Django'
         wait: Seconds = 0,
         limit: int = 1,
         methods: tuple[str, ...] = UNSAFE_METHODS,
+        unique: Any = None,
+        on_duplicate: Literal["reject", "skip"] | OnDuplicate | None = None,
         renew: bool = True,
         max_hold: Seconds | None = None,
         observe: bool = False,
         cache: str | None = None,
-        on_store_error: Literal["reject", "proceed"] = "reject",
+        on_store_error: Literal["reject", "proceed", "database"] = "reject",
     ) -> None:
         options = LockOptions(
             ttl=ttl,
@@ -66,6 +75,8 @@ class semaphore_lock(Section):  # noqa: N801 - reads as a function, like Django'
             wait=wait,
             limit=limit,
             methods=methods,
+            unique=unique,
+            on_duplicate=on_duplicate,
             renew=renew,
             max_hold=max_hold,
             observe=observe,
@@ -107,7 +118,7 @@ def single_flight(
     max_hold: Seconds | None = None,
     observe: bool = False,
     cache: str | None = None,
-    on_store_error: Literal["reject", "proceed"] | None = None,
+    on_store_error: Literal["reject", "proceed", "database"] | None = None,
 ) -> Callable[[_View], _View]:
     """One of several concurrent requests with one identity runs the view; all get its response.
 
@@ -135,7 +146,7 @@ def single_flight(
     (SINGLEFLIGHT_MAX_HOLD).
     ``renew``, ``max_hold``, ``observe``, ``cache``: see ``semaphore_lock``.
     ``on_store_error``: "proceed" runs the view on its own when the store is away (default for GET
-    and HEAD), "reject" answers 503 (default for the rest).
+    and HEAD), "reject" answers 503 (default for the rest), "database" goes to the database.
 
     Raises TypeError or ValueError for options that can't work; NestedFlightError where the same
     context leads the flight already; LeaseLostError; WaitInTransactionError.

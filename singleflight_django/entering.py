@@ -89,12 +89,12 @@ def _guarded(
         lease = lock.unprotected(keys)
     expose(request, lease)
     try:
-        response = call()
+        response = lock.catching(call, request, lease)
     except BaseException:
         give_back(lease)
         raise
     if isawaitable(response):
-        return _finished(lambda: response, lease, request)
+        return _finished(lambda: response, lock, lease, request)
     if not outlives(response, request, lease, partial(release, lease)):
         give_back(lease)
     return response
@@ -116,14 +116,12 @@ async def _aguarded(
             raise
         lease = lock.unprotected(keys)
     expose(request, lease)
-    return await _finished(call, lease, request)
+    return await _finished(call, lock, lease, request)
 
 
-async def _finished(call: Callable[[], Any], lease: Lease, request: Any) -> Any:
+async def _finished(call: Callable[[], Any], lock: Lock, lease: Lease, request: Any) -> Any:
     try:
-        response = call()
-        if isawaitable(response):
-            response = await response
+        response = await lock.acatching(call, request, lease)
     except BaseException as error:
         await leave(lease, error)
         raise

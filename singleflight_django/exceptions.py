@@ -73,5 +73,9 @@ class UnshareableResultError(SingleFlightError):
     """The leader's outcome may not, or could not, be given to anyone else."""
 
 
-class DuplicateMismatchError(SingleFlightError):
-    """The row that exists differs in a field that has to be the same."""
+class DuplicateError(SingleFlightError):
+    """The row exists already, says a unique constraint of the database."""
+
+
+class DuplicateMismatchError(DuplicateError):
+    """The row that exists isn't the one asked for: it differs, or the caller may not see it."""

@@ -11,7 +11,14 @@ from singleflight_django import signals
 from singleflight_django.conf import conf
 from singleflight_django.exceptions import LeaseLostError, StoreUnavailableError
 from singleflight_django.flight import Flight
-from singleflight_django.guards import Guard, Options, Seconds, as_float, check_choice
+from singleflight_django.guards import (
+    ON_STORE_ERROR,
+    Guard,
+    Options,
+    Seconds,
+    as_float,
+    check_choice,
+)
 
 # For how long an identity whose outcome could not be shared is not coalesced, in seconds.
 APART = 30.0
@@ -39,12 +46,8 @@ class FlightOptions(Options):
         check_count("max_bytes", self.max_bytes, 1)
         check_count("max_followers", self.max_followers, 0)
         check_choice("on_lost", self.on_lost, ("raise", "return"))
-        if self.on_store_error == "database":
-            raise ValueError(
-                'on_store_error="database" is not there yet: use "reject" or "proceed".'
-            )
         if self.on_store_error is not None:
-            check_choice("on_store_error", self.on_store_error, ("reject", "proceed"))
+            check_choice("on_store_error", self.on_store_error, ON_STORE_ERROR)
 
 
 class FlightGuard(Guard):

@@ -20,7 +20,6 @@ from singleflight_django.leading import Freight, lead_async
 from singleflight_django.records import UNREADABLE
 from singleflight_django.serializers import codec
 from singleflight_django.stores.base import Kept, Status
-from singleflight_django.stores.registry import get_store
 from singleflight_django.transactions import refuse_to_wait
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -49,7 +48,8 @@ class SingleFlight:
     ``max_run``: for how many seconds an async leader that was cancelled goes on for its followers
     (SINGLEFLIGHT_MAX_HOLD).
     ``renew``, ``max_hold``, ``observe``, ``cache``: see ``semaphore_lock``.
-    ``on_store_error``: ``"proceed"`` runs on its own when the store is away, ``"reject"`` raises.
+    ``on_store_error``: ``"proceed"`` runs on its own when the store is away, ``"reject"`` raises,
+    ``"database"`` goes to the database meanwhile.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SingleFlight:
         max_hold: Seconds | None = None,
         observe: bool = False,
         cache: str | None = None,
-        on_store_error: Literal["reject", "proceed"] = "proceed",
+        on_store_error: Literal["reject", "proceed", "database"] = "proceed",
     ) -> None:
         if not isinstance(namespace, str) or not namespace:
             raise ValueError(f"namespace must be a non-empty str, not {namespace!r}.")
@@ -158,11 +158,11 @@ class SingleFlight:
 
     def forget(self, key: Key) -> None:
         """Drop the result that is kept for ``key``; a flight under way goes on."""
-        get_store(self._guard.options.cache).forget(self._qualified(key))
+        self._guard.store.forget(self._qualified(key))
 
     async def aforget(self, key: Key) -> None:
         """See forget()."""
-        await get_store(self._guard.options.cache).aforget(self._qualified(key))
+        await self._guard.store.aforget(self._qualified(key))
 
     def coalesce(self, key: Any) -> Callable[[_Function], _Function]:
         """Decorate a function, sync or async, whose calls with one key are coalesced.

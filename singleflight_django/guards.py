@@ -13,9 +13,12 @@ from singleflight_django import signals
 from singleflight_django.conf import conf, seconds
 from singleflight_django.lease import Lease
 from singleflight_django.parts import qualify
-from singleflight_django.stores.registry import get_store
+from singleflight_django.stores.base import Store
+from singleflight_django.stores.registry import backed_by_database, get_store
 
 Seconds = float | timedelta
+
+ON_STORE_ERROR = ("reject", "proceed", "database")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,7 @@ class Options:
     max_hold: Seconds | None = None
     observe: bool = False
     cache: str | None = None
+    on_store_error: str | None = None
 
     def __post_init__(self) -> None:
         self._seconds("ttl", "max_hold")
@@ -60,6 +64,12 @@ class Guard:
         """What keeps the keys apart from those of other guards."""
         return self.options.namespace or self.view
 
+    @property
+    def store(self) -> Store:
+        """Where the leases and outcomes are."""
+        store = get_store(self.options.cache)
+        return backed_by_database(store) if self.options.on_store_error == "database" else store
+
     def lease(self, keys: tuple[str, ...]) -> Lease:
         """Return a lease for ``keys`` that nobody has asked the store for yet."""
         options = self.options
@@ -67,7 +77,7 @@ class Guard:
         longest = options.max_hold
         max_hold = conf.SINGLEFLIGHT_MAX_HOLD if longest is None else as_float(longest)
         return Lease(
-            get_store(options.cache),
+            self.store,
             self.qualified(keys),
             ttl,
             max_hold=max_hold if options.renew else 0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from inspect import isawaitable
 from typing import Any
 
@@ -13,12 +14,14 @@ from django.http.response import HttpResponseBase
 
 from singleflight_django import signals
 from singleflight_django.conf import conf
+from singleflight_django.constraints import Duplicates, OnDuplicate, aanswered, answered
 from singleflight_django.exceptions import (
     LeaseConflictError,
     SingleFlightError,
     StoreUnavailableError,
 )
 from singleflight_django.guards import (
+    ON_STORE_ERROR,
     Guard,
     Options,
     Seconds,
@@ -30,6 +33,7 @@ from singleflight_django.keys import KeySpec
 from singleflight_django.lease import Lease
 from singleflight_django.locking import Terms
 from singleflight_django.responses import aproblem, problem, refusal, skip
+from singleflight_django.violations import Violation
 
 OnConflict = Callable[[HttpRequest, LeaseConflictError], Any]
 
@@ -48,6 +52,8 @@ class LockOptions(Options):
     limit: int = 1
     methods: tuple[str, ...] = UNSAFE_METHODS
     on_store_error: str = "reject"
+    unique: Any = None
+    on_duplicate: str | OnDuplicate | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,11 +67,22 @@ class LockOptions(Options):
         object.__setattr__(self, "methods", checked_methods(self.methods))
         if not callable(self.on_conflict):
             check_choice("on_conflict", self.on_conflict, ("reject", "skip", "yield"))
-        if self.on_store_error == "database":
-            raise ValueError(
-                'on_store_error="database" is not there yet: use "reject" or "proceed".'
-            )
-        check_choice("on_store_error", self.on_store_error, ("reject", "proceed"))
+        check_choice("on_store_error", self.on_store_error, ON_STORE_ERROR)
+        if self.on_duplicate is not None:
+            if self.unique is None:
+                raise ValueError("on_duplicate answers what unique= catches: say which constraint.")
+            if not callable(self.on_duplicate):
+                check_choice("on_duplicate", self.on_duplicate, ("reject", "skip"))
+        # What is wrong with it shows here, not at a request.
+        _ = self.duplicates
+
+    @cached_property
+    def duplicates(self) -> Duplicates | None:
+        """What catches the violations of ``unique``, if that says any."""
+        if self.unique is None:
+            return None
+        as_conflicts = "skip" if self.on_conflict == "skip" else "reject"
+        return Duplicates(self.unique, self.on_duplicate or as_conflicts)
 
     def terms(self) -> Terms:
         """How the lease is asked for."""
@@ -126,6 +143,34 @@ class Lock(Guard):
         if isawaitable(chosen):
             chosen = await chosen
         return await aproblem(request, error) if chosen is None else marked(chosen)
+
+    def catching(self, call: Callable[[], Any], request: HttpRequest, lease: Lease) -> Any:
+        """Call a view, and answer the duplicates that ``unique`` declares."""
+        duplicates, tell = self.options.duplicates, partial(self._tell_of_duplicate, lease)
+        if duplicates is not None:
+            call = (
+                partial(duplicates.observe, call, tell)
+                if self.observing
+                else partial(duplicates.catch, call, request, tell)
+            )
+        return answered(call, request)
+
+    async def acatching(self, call: Callable[[], Any], request: HttpRequest, lease: Lease) -> Any:
+        """See catching()."""
+        duplicates, tell = self.options.duplicates, partial(self._tell_of_duplicate, lease)
+        if duplicates is not None:
+            call = (
+                partial(duplicates.aobserve, call, tell)
+                if self.observing
+                else partial(duplicates.acatch, call, request, tell)
+            )
+        return await aanswered(call, request)
+
+    def _tell_of_duplicate(self, lease: Lease, violation: Violation) -> None:
+        reason = violation.constraint
+        self.tell(
+            "duplicate_caught", lease, reason=f"{OBSERVED}: {reason}" if self.observing else reason
+        )
 
     def _answer_to(self, error: SingleFlightError) -> Callable[..., Any] | None:
         """Return what makes the response to a conflict, if that is to be another than 429."""

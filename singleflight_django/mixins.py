@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.views import View
@@ -53,6 +54,8 @@ class SemaphoreLockMixin(_Base):
     lock_observe: bool = False
     lock_cache: str | None = None
     lock_on_store_error: str = "reject"
+    lock_unique: Any = None
+    lock_on_duplicate: Any = None
 
     _locks: ClassVar[dict[str, Lock]]
 
@@ -73,7 +76,10 @@ class SemaphoreLockMixin(_Base):
                     f"{cls.__qualname__}.lock_key names {name!r}, but there is no such handler or "
                     "action."
                 )
-        return super().as_view(*args, **initkwargs)
+        view = super().as_view(*args, **initkwargs)
+        if not iscoroutinefunction(view):
+            opt_out(view)
+        return view
 
     def get_lock_key(self, request: HttpRequest) -> Any:
         """Return the key: a str or a tuple, or a list of those for several keys."""
@@ -92,9 +98,6 @@ class SemaphoreLockMixin(_Base):
             armed = lock_view(handler, lock) if lock else _in_transactions(handler)
             setattr(self, name, armed)
         return super().dispatch(request, *args, **kwargs)
-
-    # Handed on to as_view()'s result.
-    opt_out(dispatch)
 
     def _lock_of(self, handler: Any) -> Lock | None:
         locks, name = self._own_locks(), getattr(handler, "__name__", _ANY)

@@ -80,7 +80,8 @@ def refuse_misplaced(view: Callable[..., Any]) -> None:
 
 
 def _refuse_above_a_framework(view: Callable[..., Any]) -> None:
-    if getattr(getattr(view, "cls", None), "__name__", "") == "WrappedAPIView":
+    # The class that @api_view makes goes by the function's name, but for this.
+    if getattr(getattr(view, "cls", None), "__qualname__", "") == "WrappedAPIView":
         raise TypeError(
             "The guard stands above @api_view, where nobody has been authenticated yet: put it "
             "beneath, between @api_view and the function."

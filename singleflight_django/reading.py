@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist, ObjectDoesNotExist
-from django.db import connections, models
+from django.db import OperationalError, connections, models, transaction
 
 from singleflight_django.uniques import Field, fields_of
+
+# Of MySQL and MariaDB. The former is what a locking read of a row is refused with that the snapshot
+# doesn't show, where innodb_snapshot_isolation is on: by default since MariaDB 11.6.
+RECORD_CHANGED: Final = 1020
+DEADLOCK: Final = 1213
 
 _M = TypeVar("_M", bound=models.Model)
 
@@ -29,6 +34,11 @@ def find(rows: models.QuerySet[_M], using: str, lookup: Mapping[str, Any]) -> _M
             return rows.get(**lookup)
         except ObjectDoesNotExist:
             return None
+        except OperationalError as error:
+            if connection.in_atomic_block and error.args[:1] in ((RECORD_CHANGED,), (DEADLOCK,)):
+                # The server has rolled back all of it, and what comes now must not be committed.
+                transaction.set_rollback(True, using=using)
+            raise
 
 
 # Whose INSERT was refused has a shared lock on the row. Two of them that both ask for more than
@@ -45,13 +55,14 @@ def differing(row: models.Model, values: Mapping[str, Any]) -> str:
     Lookups such as ``day__gte`` and expressions can't be compared here.
     """
     for name, value in values.items():
-        for each, wanted in _parts(type(row), name, value):
+        for each, wanted in parts(type(row), name, value):
             if not hasattr(wanted, "resolve_expression") and not _has(row, each, wanted):
                 return name
     return ""
 
 
-def _parts(model: type[models.Model], name: str, value: Any) -> Iterator[tuple[Field, Any]]:
+def parts(model: type[models.Model], name: str, value: Any) -> Iterator[tuple[Field, Any]]:
+    """Yield the fields that ``name`` stands for, each with its part of ``value``."""
     fields = concrete(model, name)
     yield from zip(fields, value if len(fields) > 1 else [value], strict=True) if fields else ()
 

@@ -97,7 +97,8 @@ class Keeper:
     def work(self) -> None:
         """Do what is due now: renew, and give back."""
         now = clock()
-        due = [lease for lease, when in list(self._watched.items()) if when <= now]
+        # What is almost due comes along: leases of one ttl soon are renewed together.
+        due = [lease for lease, when in list(self._watched.items()) if when <= now + lease.ttl / 30]
         for store, leases in _by_store([lease for lease in due if self._renewable(lease, now)]):
             self._renew(store, leases, now)
         if now >= self._rests_until:

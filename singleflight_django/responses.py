@@ -12,6 +12,7 @@ from django.template.loader import render_to_string
 from django.utils.cache import patch_vary_headers
 
 from singleflight_django.exceptions import (
+    DuplicateError,
     DuplicateMismatchError,
     FingerprintMismatchError,
     FlightTimeoutError,
@@ -62,6 +63,7 @@ PROBLEMS: dict[type[SingleFlightError], Problem] = {
         "Already exists",
         "This already exists, with different content.",
     ),
+    DuplicateError: Problem(409, "duplicate", "Already exists", "This already exists."),
     UnshareableResultError: Problem(
         409,
         "in-flight",

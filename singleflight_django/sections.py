@@ -72,6 +72,8 @@ class Section:
                 'In a `with` on_conflict is "reject" (LeaseConflictError) or "yield" (look at '
                 "lease.acquired): there is no response to answer with."
             )
+        if self._lock.options.unique is not None:
+            raise ValueError("unique= is for views: in a `with` use create_or_existing().")
         return self._lock.spec.static_keys()
 
     def _excused(self, error: Exception, lease: Lease, keys: tuple[str, ...]) -> Lease:

@@ -85,7 +85,7 @@ class LocalFlight:
         self.flight = 0
         self.seen = "0"
         # Our clock minus the store's, at the least.
-        self._offset = 0.0
+        self._offset = float("-inf")
         # 0: the store itself has told the agent that the flight was under way.
         self._agent_arrived = 0.0
 
@@ -93,8 +93,12 @@ class LocalFlight:
         """Note that ``flight`` was under way when the store's clock said ``now``."""
         if flight != self.flight:
             self.flight, self.seen = flight, "0"
-        self._offset = asked - now
         self._agent_arrived = 0.0
+        self.compare(asked, now)
+
+    def compare(self, asked: float, now: float) -> None:
+        """Note that the store's clock said ``now``, some time after we ``asked`` and before this."""
+        self._offset = max(asked - now, min(self._offset, clock() - now))
 
     @property
     def has_passengers(self) -> bool:
@@ -106,14 +110,25 @@ class LocalFlight:
         with _mutex:
             _close(self)
 
+    def doubts(self, news: Joined) -> bool:
+        """Whether somebody aboard may have come after the end, as far as our clocks can tell."""
+        latest = self._latest(news)
+        with _mutex:
+            arrivals = [passenger.arrived for passenger in self._passengers]
+        return any(arrived >= latest for arrived in (*arrivals, self._agent_arrived))
+
+    def _latest(self, news: Joined | Exception) -> float:
+        """Whoever came before this, came before the end, which was at ``news.at`` for the store."""
+        if isinstance(news, Landing) and news.at:
+            return news.at + self._offset - DRIFT
+        return float("inf")
+
     def land(self, news: Joined | Exception) -> Any:
         """Tell every passenger what became of the flight. Return what the agent is to be told.
 
-        It ended at ``news.at`` by the store's clock: who may have come after that gets no part of it.
+        Who may have come after the end gets no part of it.
         """
-        latest = float("inf")
-        if isinstance(news, Landing) and news.at:
-            latest = news.at + self._offset - DRIFT
+        latest = self._latest(news)
         with _mutex:
             _close(self)
             passengers, self._passengers = self._passengers, {}

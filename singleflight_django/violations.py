@@ -12,7 +12,7 @@ from django.db import DatabaseError, IntegrityError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
-from singleflight_django.reading import concrete, differing, find
+from singleflight_django.reading import DEADLOCK, RECORD_CHANGED, concrete, differing, find
 from singleflight_django.uniques import Constraint, Field
 
 _UNIQUE_VIOLATION: Final = "23505"
@@ -23,7 +23,6 @@ _SQLITE_NAMES: Final = (
     "SQLITE_CONSTRAINT_ROWID",
 )
 _TRANSIENT_STATES: Final = ("40001", "40P01")  # serialization failure, deadlock
-_DEADLOCK: Final = 1213
 _SQLITE_BUSY: Final = 5
 
 _LAST_QUOTED = re.compile(r".*'([^']+)'", re.DOTALL)
@@ -97,7 +96,7 @@ def is_transient(error: DatabaseError, using: str) -> bool:
     if vendor == "postgresql":
         return _sqlstate(cause) in _TRANSIENT_STATES
     if vendor == "mysql":
-        return error.args[:1] == (_DEADLOCK,)
+        return error.args[:1] in ((DEADLOCK,), (RECORD_CHANGED,))
     return getattr(cause, "sqlite_errorcode", 0) & 0xFF == _SQLITE_BUSY
 
 

@@ -37,6 +37,8 @@ def _write_lock_first(using: str) -> Iterator[None]:
     if connection.vendor != "sqlite":
         yield
         return
+    # Connecting sets the mode.
+    connection.ensure_connection()
     mode = connection.transaction_mode  # type: ignore[attr-defined]
     connection.transaction_mode = "IMMEDIATE"  # type: ignore[attr-defined]
     try:

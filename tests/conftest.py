@@ -11,9 +11,10 @@ from typing import Any
 import django
 import pytest
 import redis
+from django.apps import apps
 from django.core.cache import caches
-from django.core.management import call_command
-from django.db import connections
+from django.db import connections, transaction
+from django.db.models import QuerySet
 from django_redis.pool import ConnectionFactory
 
 from tests import servers
@@ -86,9 +87,9 @@ def service(variable: str, what: str) -> str:
     return where
 
 
-def _add_database(alias: str) -> Iterator[str]:
+def _add_database(alias: str, **different: Any) -> Iterator[str]:
     connections.settings[alias] = connections.configure_settings(
-        {**connections.settings, alias: run.database(alias)}
+        {**connections.settings, alias: {**run.database(alias), **different}}
     )[alias]
     os.environ[run.MORE_DATABASES] = f"{os.environ.get(run.MORE_DATABASES, '')} {alias}"
     creation = connections[alias].creation
@@ -97,6 +98,14 @@ def _add_database(alias: str) -> Iterator[str]:
     name = creation.create_test_db(verbosity=0, autoclobber=True, **options)
     yield alias
     creation.destroy_test_db(name, verbosity=0)
+
+
+@pytest.fixture(scope="session")
+def sqlite(django_db_blocker: Any, django_db_setup: None) -> Iterator[str]:
+    """A second database on SQLite, with Django's own options; returns its alias."""
+    name = os.path.join(run.RUN_DIRECTORY, "second.sqlite3")
+    with django_db_blocker.unblock():
+        yield from _add_database("sqlite", NAME=name, TEST={"NAME": name}, OPTIONS={})
 
 
 @pytest.fixture(scope="session")
@@ -129,22 +138,27 @@ class _OneDatabase:
     db_for_write = db_for_read
 
 
-@pytest.fixture(params=["default", "postgres", "mariadb"])
-def using(
-    request: pytest.FixtureRequest, settings: Any, django_db_blocker: Any, django_db_setup: None
-) -> Iterator[str]:
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def using(request: pytest.FixtureRequest, settings: Any, django_db_blocker: Any) -> Iterator[str]:
     """Each database in turn, emptied afterwards; what says no alias goes there.
 
     No TestCase: there are real transactions, in any number of threads.
     """
-    alias: str = request.param
-    if alias != "default":
-        request.getfixturevalue(alias)
+    alias: str = request.getfixturevalue(request.param)
     settings.DATABASE_ROUTERS = [_OneDatabase(alias)]
     with django_db_blocker.unblock():
         yield alias
-        call_command("flush", database=alias, verbosity=0, interactive=False)
+        _empty(alias)
         connections.close_all()
+
+
+def _empty(alias: str) -> None:
+    """What ``flush`` does, a hundred times faster where next to nothing is there."""
+    connection = connections[alias]
+    with connection.constraint_checks_disabled(), transaction.atomic(using=alias):
+        for app in ("library", "lessons"):
+            for model in apps.get_app_config(app).get_models():
+                QuerySet(model, using=alias)._raw_delete(alias)
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,9 @@ class Flier:
         """Let the work that waits at the gate end."""
         self.pipe.send(("open", ()))
 
+    def close_gate(self) -> None:
+        self.pipe.send(("close", ()))
+
     def cancel(self) -> None:
         """Cancel all tasks that are callers."""
         self.pipe.send(("cancel", ()))

@@ -73,12 +73,15 @@ class Child:
         self.tell("answer", answer)
 
     def work(self, kind: str) -> str:
-        """"gate", "instant", "raise", "exit", "interrupt", "die", or how many ms it takes."""
+        """"gate", "gate then …", "instant", "raise", "exit", "interrupt", "die", or how many ms it takes."""
         self.runs += 1
         answer = f"{os.getpid()}-{self.runs}"
         self.tell("executing", answer)
-        if kind == "gate":
+        if kind.startswith("gate"):
             assert self.gate.wait(PATIENCE)
+            kind = kind.removeprefix("gate then ")
+        if kind == "gate":
+            pass
         elif kind == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind in ERRORS:
@@ -91,6 +94,9 @@ class Child:
     def open(self) -> None:
         self.gate.set()
 
+    def close(self) -> None:
+        self.gate.clear()
+
     def cancel(self) -> None:
         for task in self.tasks:
             task.cancel()
@@ -98,7 +104,8 @@ class Child:
     def state(self) -> None:
         flights = list(tier._flights.values())
         passengers = sum(len(flight._passengers) for flight in flights)
-        self.tell("state", {"flights": len(flights), "passengers": passengers})
+        known = sum(flight.flight != 0 for flight in flights)
+        self.tell("state", {"flights": len(flights), "known": known, "passengers": passengers})
 
 
 ERRORS = {"raise": RuntimeError, "exit": SystemExit, "interrupt": KeyboardInterrupt}

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import redis
 from asgiref.sync import ThreadSensitiveContext
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
@@ -23,6 +24,8 @@ from singleflight_django import signals
 from singleflight_django.parts import qualify
 from singleflight_django.stores.base import Grant
 from singleflight_django.stores.registry import get_store
+from tests import settings as run
+from tests.servers import until
 
 PATIENCE = 10.0
 _names = itertools.count()
@@ -92,6 +95,24 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
         return [running.result(PATIENCE) for running in [pool.submit(start, c) for c in calls]]
 
 
+def function(room: Room) -> Callable[..., Any]:
+    def create(request: HttpRequest, pk: str) -> HttpResponse:
+        return room.stay()
+
+    return create
+
+
+def afunction(room: Room) -> Callable[..., Any]:
+    async def create(request: HttpRequest, pk: str) -> HttpResponse:
+        return await room.astay()
+
+    return create
+
+
+def codes(responses: list[Any]) -> list[int]:
+    return [response.status_code for response in responses]
+
+
 def urls(view: Any, route: str = "<str:pk>/") -> ModuleType:
     """A URLconf of one view, for ``settings.ROOT_URLCONF``."""
     module = ModuleType(f"urls_of_test_{next(_names)}")
@@ -127,6 +148,17 @@ def held(key: str, namespace: str = "semaphore_lock", cache: str | None = None) 
 def request_like(method: str = "POST", path: str = "/7/") -> HttpRequest:
     """A bare request, for calling a view directly."""
     return RequestFactory().generic(method, path)
+
+
+def soon_free(key: str) -> None:
+    """Return when nobody holds the lease any more."""
+    until(lambda: not held(key), f"{key} is free", PATIENCE)
+
+
+def someone_waits() -> None:
+    """Return when the store knows of a waiter."""
+    with redis.Redis.from_url(run.REDIS_URL) as client:
+        until(lambda: client.keys("singleflight:*:waiting"), "a waiter", PATIENCE)
 
 
 @contextmanager

@@ -224,8 +224,10 @@ class Sentinel:
 
     def primary_port(self) -> int:
         """The port of the server that Sentinel names."""
-        with self.watcher.client(decode_responses=True) as client:
-            return int(client.sentinel_get_master_addr_by_name(self.service)[1])
+        with self.watcher.client() as client:
+            # As two words: redis-py 6 fails to parse the reply to its own method for it.
+            reply = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+            return int(reply[1])
 
     def fail_over(self) -> None:
         """Kill the primary and return when the replica has been promoted."""

@@ -45,8 +45,8 @@ def _postgres_url() -> str:
 
 RUN_DIRECTORY = _chosen("DIRECTORY", _run_directory)
 REDIS_URL = _chosen("REDIS_URL", _redis_url)
-# A port on which nothing listens.
-DEAD_URL = _chosen("DEAD_URL", lambda: f"redis://127.0.0.1:{free_port()}/0")
+# Nobody listens there, and no server of ours can be given that port.
+DEAD_URL = "redis://127.0.0.1:1/0"
 POSTGRES_URL = _chosen("POSTGRES_URL", _postgres_url)
 # The database of the "default" alias, and the variable that names the aliases besides.
 DEFAULT_DATABASE = os.environ.get("SINGLEFLIGHT_TEST_DATABASE", "sqlite")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from django.core.checks import CheckMessage, run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
+from singleflight_django import semaphore_lock
 from singleflight_django.checks import check, check_deployment
 from tests.settings import DEAD_URL, django_core, django_redis
 
@@ -421,3 +423,25 @@ class TestOneServerDecides:
         cache(f"{BACKENDS}.redis.RedisCache", [DEAD_URL, DEAD_URL], REPLICA_READ_ONLY=False)
 
         assert messages() == {}
+
+
+class TestConstraintsExist:
+    def guarded(self, unique: object) -> Any:
+        return semaphore_lock("order:7", unique=unique)(lambda request: None)
+
+    @pytest.mark.parametrize("unique", ["library.Book.title", "library.Boook.uuid", "no_such_name"])
+    def test_one_that_does_not(self, unique: str) -> None:
+        view = self.guarded(unique)
+
+        assert set(messages()) == {"E020"}
+
+        del view
+        gc.collect()
+
+    @pytest.mark.parametrize("unique", ["library.Book.uuid", ["library_one_a_day"]])
+    def test_one_that_does(self, unique: object) -> None:
+        view = self.guarded(unique)
+
+        assert messages() == {}
+
+        del view

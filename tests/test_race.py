@@ -19,6 +19,7 @@ import pytest
 from django.core.cache.backends.locmem import LocMemCache
 
 from testproject import database_url
+from testproject.lessons.answering import TIMEOUT
 from testproject.lessons.cascading import DRAFTS, draft_key
 from testproject.racing.client import NO_ANSWER, Answer
 from testproject.racing.forms import (
@@ -34,6 +35,7 @@ from testproject.racing.forms import (
     SKIPS,
     Expectation,
 )
+from testproject.racing.model import SECONDS
 from testproject.racing.report import as_json, table
 from testproject.racing.stages import CascadeStage
 from testproject.racing.subjects import CASCADE, LESSON, MODEL_ANSWER, Subject
@@ -167,6 +169,10 @@ class TestVerdict:
                 "1 user saw a 504: 2 model calls, one at a time",
             ),
             (
+                answer_of(RUNS_LATE, {504: 19, 500: 1}, 20),
+                "19 users saw a 504: 20 model calls, one at a time, 1 user saw a 500",
+            ),
+            (
                 answer_of(ANSWERS_ALL, {200: 20}, 2),
                 "2 model calls for one answer, all 20 got the same 200",
             ),
@@ -288,6 +294,11 @@ class TestForms:
         variants = [variant for variant, _ in groupby(FORMS, key=lambda form: form.variant)]
 
         assert len(set(variants)) == len(variants)
+
+
+class TestModel:
+    def test_it_answers_two_calls_before_a_caller_gives_up_and_never_three(self) -> None:
+        assert 2 * SECONDS < TIMEOUT < 3 * SECONDS
 
 
 class TestCascade:
@@ -489,7 +500,8 @@ class TestCommand:
         self, start: Start, tmp_path: Path, line: str, number: signal.Signals
     ) -> None:
         """Whether it is interrupted while it starts its servers or in the middle of its calls."""
-        process = start("-n8", "--workers=2", "--rounds=1000", "--form=async")
+        forms = ["--form=async", "--form=answer-async"]
+        process = start("-n8", "--workers=2", "--rounds=1000", *forms)
         assert process.stderr is not None
         assert any(progress.startswith(line) for progress in process.stderr)
         # Or the check below would be content with finding nothing ever.

@@ -1,6 +1,6 @@
 """What ``manage.py check`` asks. No check opens a network connection.
 
-The ids come in blocks (00x settings, 01x cache) and are never used again for something else.
+The ids come in blocks (00x settings, 01x cache, 02x database) and are never used for something else.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from django.core.checks import CheckMessage
 
-from singleflight_django.checks import cache, settings
+from singleflight_django.checks import cache, database, settings
 from singleflight_django.checks.base import setting
 
 TAG = "singleflight"
@@ -27,6 +27,7 @@ QUESTIONS: Sequence[Question] = (
     cache.check_outages_show,
     cache.check_ttl_is_kept,
     cache.check_one_server_decides,
+    database.check_constraints_exist,
 )
 DEPLOY_QUESTIONS: Sequence[Question] = (cache.check_shared_when_deployed,)
 

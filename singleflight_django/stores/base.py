@@ -210,6 +210,10 @@ class Store(ABC):
     def forget(self, key: str) -> None:
         """Drop the outcome that is kept for ``key``."""
 
+    def now(self, key: str) -> float | None:
+        """The clock that says when a flight of ``key`` landed, in seconds; None: it can't be asked."""
+        return None
+
     def rest(self, seconds: float) -> None:
         """Let ``seconds`` pass before the store is asked again."""
         time.sleep(seconds)
@@ -259,6 +263,10 @@ class Store(ABC):
     async def aforget(self, key: str) -> None:
         """See forget()."""
         await self.in_thread(self.forget, key)
+
+    async def anow(self, key: str) -> float | None:
+        """See now()."""
+        return await asyncio.to_thread(self.now, key)
 
     async def arest(self, seconds: float) -> None:
         """See rest()."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.conf import settings
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
@@ -14,6 +15,7 @@ from django.utils.module_loading import import_string
 from singleflight_django.conf import conf
 from singleflight_django.stores.base import Store
 from singleflight_django.stores.cache import CacheStore
+from singleflight_django.stores.failover import FailoverStore
 
 logger = logging.getLogger("singleflight_django")
 
@@ -36,7 +38,10 @@ def get_store(alias: str | None = None) -> Store:
     present = settings.CACHES.get(alias)
     entry = _stores.get(which)
     if entry is None or entry.cache_settings is not present:
-        entry = _stores[which] = _Entry(present, _make(*which))
+        if entry is not None:
+            _stores.pop(which, None)
+        # Whatever was made at the same time: all callers have to meet in one store.
+        entry = _stores.setdefault(which, _Entry(present, _make(*which)))
     return entry.store
 
 
@@ -51,11 +56,37 @@ def _make(alias: str, prefix: str, kind: str | None) -> Store:
         _warn_of_one_process(alias)
         return CacheStore(alias)
     if kind == "database":
-        raise ImproperlyConfigured(
-            'SINGLEFLIGHT_STORE = "database" is not there yet: use "redis" or "cache".'
-        )
+        return _database(prefix)
     store: Store = import_string(kind)(alias, prefix)
     return store
+
+
+_backed: dict[int, tuple[Store, Store]] = {}
+
+
+def backed_by_database(store: Store) -> Store:
+    """Return ``store`` with the database behind it, for while it is away; one for each store."""
+    first, both = _backed.get(id(store), (None, store))
+    if first is store or conf.SINGLEFLIGHT_STORE == "database":
+        return both
+    both = FailoverStore(store, _database(conf.SINGLEFLIGHT_PREFIX))
+    # A store that is no longer asked for is no longer needed.
+    present = {id(entry.store) for entry in _stores.values()}
+    for other in [other for other in list(_backed) if other not in present]:
+        _backed.pop(other, None)
+    return _backed.setdefault(id(store), (store, both))[1]
+
+
+def _database(prefix: str) -> Store:
+    if not apps.is_installed("singleflight_django"):
+        raise ImproperlyConfigured(
+            'Leases in the database need their tables: add "singleflight_django" to '
+            "INSTALLED_APPS and run manage.py migrate."
+        )
+    # Imported here: a model can't be imported where its app is not installed.
+    from singleflight_django.stores.database.store import DatabaseStore
+
+    return DatabaseStore(prefix)
 
 
 def speaks_redis(cache: Any) -> bool:

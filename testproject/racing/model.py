@@ -17,7 +17,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-SECONDS = 0.4
+SECONDS = 0.3
 
 
 class Model(ThreadingHTTPServer):

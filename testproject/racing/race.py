@@ -98,8 +98,10 @@ class Race:
         server = self.servers[form.server, form.store]
         different = min(self.requests, form.subject.most_others or self.requests)
         for _ in range(self.rounds):
-            self._volley(form, result.identical, [uuid.uuid4()] * self.requests)
+            # These first: then every process has its imports and connections behind it, and the
+            # identical calls meet.
             self._volley(form, result.different, [uuid.uuid4() for _ in range(different)])
+            self._volley(form, result.identical, [uuid.uuid4()] * self.requests)
         if form.expectation.races:
             self._insist(form, result)
         self.say(f"{form.name}: {result.identical_verdict}")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
+from django.core.management import CommandError
+
 from testproject.lessons.cascading import DRAFTS, draft_key
 from testproject.racing.client import Call, fire
 from testproject.racing.database import count_lessons
@@ -58,6 +60,8 @@ class ModelAnswerStage:
 
     def left(self, form: Form, keys: Sequence[UUID]) -> list[Left]:
         [answer] = fire(self.port, [Call("GET", "/calls/", {})])
+        if answer.status != 200:
+            raise CommandError("The model has gone.")
         calls = Counter(json.loads(answer.body))
         return [Left(calls[f"/answers/{self.session}/{key}"]) for key in keys]
 

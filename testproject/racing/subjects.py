@@ -14,13 +14,15 @@ class Subject(ABC):
     One kind of view. ``fine`` is the count that each key is to leave behind.
 
     ``counted`` and ``others`` are headings: of that count, and of the calls with different keys,
-    of which there are ``most_others`` at most. ``name`` is the count's in JSON.
+    of which there are ``most_others`` at most. ``name`` is the count's in JSON. ``harmful`` are
+    the statuses that harm() speaks of.
     """
 
     name: ClassVar[str]
     counted: ClassVar[str]
     others: ClassVar[str]
     success: ClassVar[int] = 200
+    harmful: ClassVar[frozenset[int]] = frozenset()
     fine: ClassVar[int] = 1
     most_others: ClassVar[int | None] = None
     no_race: ClassVar[str]
@@ -69,6 +71,7 @@ class ModelAnswer(Subject):
     name = "model_calls"
     counted = "model calls"
     others = "different messages"
+    harmful = frozenset({504})
     # As many calls as the model can answer one after the other, before a caller gives up.
     most_others = 2
     no_race = "try more --requests"
@@ -76,8 +79,8 @@ class ModelAnswer(Subject):
     def harm(self, tally: Tally) -> str:
         if not (late := tally.statuses[504]):
             return ""
-        calls = f"{tally.total} model call{'s' * (tally.total != 1)}, one at a time"
-        return f"{late} user{'s' * (late != 1)} saw a 504: {calls}"
+        calls = _some(tally.total, "model call")
+        return f"{_some(late, 'user')} saw a 504: {calls}, one at a time"
 
     def right(self, tally: Tally) -> str:
         if tally.volleys == 1:
@@ -88,7 +91,7 @@ class ModelAnswer(Subject):
         return f"{_up_to(tally)}{tally.most.count} model calls for one answer"
 
     def served(self, tally: Tally) -> str:
-        return f"{tally.statuses[200]} answered, {tally.total} calls"
+        return f"{tally.statuses[200]} answered, {_some(tally.total, 'call')}"
 
 
 class Cascade(Subject):
@@ -111,8 +114,12 @@ class Cascade(Subject):
         return self.harm(tally)
 
     def served(self, tally: Tally) -> str:
-        damaged = f", {tally.total} drafts damaged" if tally.total else ""
+        damaged = f", {_some(tally.total, 'draft')} damaged" if tally.total else ""
         return f"{tally.statuses[200]} done{damaged}"
+
+
+def _some(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _up_to(tally: Tally) -> str:

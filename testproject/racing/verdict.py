@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from testproject.racing.client import NO_ANSWER
@@ -74,21 +75,18 @@ class Result:
         everyone = served == tally.statuses.total()
         return [f"{'all ' * everyone}{served} got the same {success}"]
 
-    def _told(self, tally: Tally) -> list[str]:
+    def _told(self, tally: Tally, known: Collection[int] = ()) -> list[str]:
         """What those were told who were not served, the highest status first."""
         return [
             _phrase(status, count)
             for status, count in sorted(tally.statuses.items(), reverse=True)
-            if status != self.subject.success
+            if status not in (self.subject.success, *known)
         ]
 
     def _crashes(self, tally: Tally) -> list[str]:
         """What nobody should have been told, beside the harm."""
-        return [
-            _phrase(status, count)
-            for status, count in sorted(tally.statuses.items(), reverse=True)
-            if status not in self.expectation.statuses and status != 504
-        ]
+        known = self.expectation.statuses | self.subject.harmful
+        return self._told(tally, known)
 
 
 def _phrase(status: int, count: int) -> str:

@@ -1,14 +1,13 @@
 """On which connection a step of the store runs: never inside the caller's transaction.
 
-A lease that is written in the caller's transaction is seen by nobody before its COMMIT, and undone by
-its ROLLBACK. So the caller's connection serves while it is in autocommit; else one of our own, which
-is closed after the step: it outlives neither thread, request nor fork, and holds up no DROP DATABASE.
+A lease that is written in the caller's transaction is seen by nobody before its COMMIT, and undone
+by its ROLLBACK. So the caller's connection serves while it is in autocommit; else one of our own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
@@ -16,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from singleflight_django.exceptions import WaitInTransactionError
 from singleflight_django.stores.database.dialects import dialect_of
+from singleflight_django.stores.database.spares import close, spares
 
 
 @contextmanager
@@ -39,16 +39,29 @@ def caller_or_own(alias: str, *, opens: bool) -> Iterator[BaseDatabaseWrapper]:
 
 
 @contextmanager
-def own(alias: str) -> Iterator[BaseDatabaseWrapper]:
-    """Yield a connection of our own, and close it."""
+def own(alias: str, *, fresh: bool = False) -> Iterator[BaseDatabaseWrapper]:
+    """Yield a connection of our own: a spare one, unless it is to be a ``fresh`` one."""
+    connection = None if fresh else spares.take(alias)
+    if connection is None:
+        connection = _opened(alias)
+    try:
+        yield connection
+    except BaseException:
+        close(connection)
+        raise
+    spares.put(connection)
+
+
+def _opened(alias: str) -> Any:
     connection: Any = connections[alias].copy()
     # A pool may have no place left but the caller's.
     connection.settings_dict["OPTIONS"].pop("pool", None)
-    with closing(connection):
-        if prepare := dialect_of(connection.vendor).prepare:
-            with connection.cursor() as cursor:
-                cursor.execute(prepare)
-        yield connection
+    # Any thread may have it next.
+    connection.inc_thread_sharing()
+    if prepare := dialect_of(connection.vendor).prepare:
+        with connection.cursor() as cursor:
+            cursor.execute(prepare)
+    return connection
 
 
 def borrowed(alias: str) -> bool:
@@ -57,9 +70,9 @@ def borrowed(alias: str) -> bool:
 
 
 def in_test_case(alias: str) -> bool:
-    """Whether a TestCase runs, which never commits: then leases live and die with its transaction."""
+    """Whether a TestCase runs, which never commits: leases live and die with its transaction."""
     blocks: list[Any] = connections[alias].atomic_blocks
-    return bool(blocks) and blocks[0]._from_testcase
+    return bool(blocks) and bool(blocks[0]._from_testcase)
 
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
@@ -71,14 +84,14 @@ def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 def _in_memory(connection: Any) -> bool:
     """Whether there is no second connection to the same data."""
-    return connection.vendor == "sqlite" and connection.is_in_memory_db()
+    return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())
 
 
 def _refuse_second_writer(connection: BaseDatabaseWrapper) -> None:
     if dialect_of(connection.vendor).one_writer:
         raise WaitInTransactionError(
-            "The database store can't be used inside a transaction on SQLite, which has one writer: it "
-            "would wait for the caller's own transaction. Take the lease outside of it "
+            "The database store can't be used inside a transaction on SQLite, which has one "
+            "writer: it would wait for the caller's own transaction. Take the lease outside of it "
             "(transaction.non_atomic_requests on the URL's view), or keep leases in Redis, "
             "PostgreSQL or MariaDB."
         )

@@ -60,7 +60,7 @@ _DIALECTS = {
     "sqlite": Dialect(
         # Milliseconds: SQLite has no finer clock.
         now=f"({_SECONDS} + {_FRACTION})",
-        # The whole database is locked from the start: a lock that is upgraded later can't be waited for.
+        # The database is locked from the start: nobody can wait to upgrade a lock that he has.
         begin="BEGIN IMMEDIATE",
         greatest="MAX",
         for_update="",
@@ -68,7 +68,7 @@ _DIALECTS = {
     ),
 }
 
-_CONTENTION = {
+_CONTENTION: dict[str, set[object]] = {
     # Serialization failure, deadlock, lock not available.
     "postgresql": {"40001", "40P01", "55P03"},
     # Lock wait timeout, deadlock, record has changed since last read.
@@ -79,13 +79,13 @@ _CONTENTION = {
 
 
 def dialect_of(vendor: str) -> Dialect:
-    """Return the dialect of a database; ImproperlyConfigured for one that the store doesn't speak."""
+    """Return the dialect of a database; ImproperlyConfigured where there is none."""
     try:
         return _DIALECTS[vendor]
     except KeyError:
         raise ImproperlyConfigured(
-            f"The database store speaks to PostgreSQL, MySQL, MariaDB and SQLite, not to {vendor!r}. "
-            "Route the models of singleflight_django to one of these, or keep leases in Redis."
+            f"The database store does not speak to {vendor!r}: route the models of "
+            "singleflight_django to PostgreSQL, MySQL, MariaDB or SQLite, or keep leases in Redis."
         ) from None
 
 

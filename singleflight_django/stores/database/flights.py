@@ -1,7 +1,7 @@
 """Flights in the table: the steps of ``stores/redis/scripts``, each in one short transaction.
 
-The row of the key is locked first, so that nothing happens between looking and leading: a caller that
-saw "no result yet" and then won the lease would do the work a second time.
+The row of the key is locked first, so that nothing happens between looking and leading: a caller
+that saw "no result yet" and then won the lease would do the work a second time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def join(session: Session, digest: str, key: str, joining: Joining) -> Joined:
         return busy
     with session.transaction():
         row = lock(session, digest)
-        return _settled(session, digest, row, joining) or _lead(session, digest, row, joining)
+        settled = _settled(session, digest, row, joining)
+        return _lead(session, digest, row, joining) if settled is None else settled
 
 
 def _still_busy(row: Row, joining: Joining) -> Busy | None:
@@ -40,7 +41,7 @@ def _still_busy(row: Row, joining: Joining) -> Busy | None:
     same = joining.flight == row.flight and joining.fingerprint == row.fingerprint
     known = row.is_open and row.followed >= row.now + _us(joining.wait) - _SLACK
     if row.is_held and row.token != joining.token and same and known:
-        return _busy(row)
+        return _busy(row, row.flight)
     return None
 
 
@@ -50,15 +51,15 @@ _SLACK = 50_000
 
 def _settled(session: Session, digest: str, row: Row, joining: Joining) -> Joined | None:
     """Everything but that the caller is to lead."""
-    if joining.flight and (
-        landed := landing_of(session, digest, joining.flight, joining.seen)
-    ):
-        return landed
+    if joining.flight:
+        landed = landing_of(session, digest, joining.flight, joining.seen)
+        if landed:
+            return landed
     if row.apart > row.now:
         return Apart()
     if row.is_held:
         return _follow(session, digest, row, joining)
-    if row.keeps and (kept := landing_of(session, digest, row.flight, "0")):
+    if row.keeps and (kept := landing_of(session, digest, row.flight)):
         if row.fingerprint != joining.fingerprint:
             return Mismatch()
         return Kept(kept.payload, (row.known - row.now) / 1e6)
@@ -66,26 +67,28 @@ def _settled(session: Session, digest: str, row: Row, joining: Joining) -> Joine
 
 
 def _follow(session: Session, digest: str, row: Row, joining: Joining) -> Joined:
+    if not row.is_known:
+        # No flight's lease: whoever comes waits for it to end.
+        return _busy(row, 0)
     if row.token == joining.token:
-        return Led(row.flight, row.fence, row.takeovers)
-    if not row.is_open or row.fingerprint != joining.fingerprint:
+        return Led(row.flight, row.fence, row.takeovers, row.now / 1e6)
+    if row.fingerprint != joining.fingerprint:
         return Mismatch()
     till = row.now + _us(joining.wait)
     if till > row.followed:
         write(session, digest, {"followed": till})
-    return _busy(row)
+    return _busy(row, row.flight)
 
 
 def _lead(session: Session, digest: str, row: Row, joining: Joining) -> Led | Landing:
     follows = joining.flight == row.flight
-    takes_over = row.is_open and (follows or row.is_followed)
+    same = row.is_open and row.fingerprint == joining.fingerprint
+    takes_over = same and (follows or row.is_followed)
     takeovers = row.takeovers + (not row.again) if takes_over else 0
     if takeovers > joining.takeovers:
-        till = max(row.followed, row.now)
-        land(session, digest, row.flight, Status.FAILED, b"", row.now, till)
+        land(session, digest, row, Status.FAILED, b"", max(row.followed, row.now))
         write(session, digest, _CLOSED)
-        failed = landing_of(session, digest, row.flight, joining.seen) if follows else None
-        if failed:
+        if follows and (failed := landing_of(session, digest, row.flight, joining.seen)):
             return failed
         takes_over, takeovers = False, 0
     fence, life = max(row.now, row.fence + 1), us(joining.ttl)
@@ -99,12 +102,11 @@ def _lead(session: Session, digest: str, row: Row, joining: Joining) -> Led | La
         "known": known,
         "until": max(row.until, known, row.now + life * REMEMBERED),
     }
-    flight = row.flight if takes_over else fence
     if not takes_over:
-        changes |= {"flight": flight, "fingerprint": joining.fingerprint, "open": True}
+        changes |= {"flight": fence, "fingerprint": joining.fingerprint, "open": True}
         changes |= {"followed": 0, "failures": 0}
     write(session, digest, changes)
-    return Led(flight, fence, takeovers)
+    return Led(row.flight if takes_over else fence, fence, takeovers, row.now / 1e6)
 
 
 _CLOSED: dict[str, object] = {"open": False, "known": 0, "followed": 0}
@@ -122,27 +124,29 @@ def publish(session: Session, digest: str, publishing: Publishing) -> Status | N
 
 
 def _publish(session: Session, digest: str, row: Row, publishing: Publishing) -> Status:
-    status, keep = publishing.status, _us(publishing.keep)
-    followed = row.is_followed or publishing.passengers
+    status, keep, apart = publishing.status, _us(publishing.keep), _us(publishing.apart)
+    linger = _us(publishing.linger) if publishing.passengers else 0
+    followed = row.is_open and (row.is_followed or linger > 0)
     changes: dict[str, object] = {"token": "", "ends": 0}
-    failures = row.failures if row.known > row.now else 0
-    if status == Status.FAILED and followed and failures < publishing.retry:
-        changes["failures"] = failures + 1
+    if status == Status.FAILED and followed and row.failures < publishing.retry:
+        changes["failures"] = row.failures + 1
         status = Status.AGAIN
-    kept = status == Status.DONE and keep > 0
-    if status == Status.AGAIN and followed:
-        changes["again"] = True
-    elif kept:
-        changes |= {"open": False, "known": row.now + keep}
-    elif status != Status.VACANT or not followed:
+    kept = 0
+    if followed and status in (Status.AGAIN, Status.VACANT):
+        changes["again"] = status == Status.AGAIN
+        # Whoever comes next is to go on with this flight: another one would have its tries anew.
+        changes["followed"] = max(row.followed, row.now + linger)
+    elif row.is_open and status == Status.DONE and keep > 0:
+        kept = row.now + keep
+        changes |= {"open": False, "known": kept}
+    else:
         changes |= _CLOSED
-    if publishing.apart > 0:
-        changes["apart"] = row.now + _us(publishing.apart)
-    changes["until"] = max(row.until, row.now + max(keep, _us(publishing.apart)))
+    if apart > 0:
+        changes["apart"] = row.now + apart
+    changes["until"] = max(row.until, row.now + max(keep, apart))
     write(session, digest, changes)
     if kept or row.is_followed:
-        till = max(row.followed, row.now + keep if kept else 0)
-        land(session, digest, publishing.flight, status, publishing.payload, row.now, till)
+        land(session, digest, row, status, publishing.payload, max(row.followed, kept))
     return status
 
 
@@ -159,8 +163,14 @@ def followed(session: Session, digest: str) -> bool:
     return row is not None and row.is_followed
 
 
-def _busy(row: Row) -> Busy:
-    return Busy(row.flight, (row.ends - row.now) / 1e6, row.now / 1e6)
+def now(session: Session) -> float:
+    """Return the clock of the database, in seconds."""
+    row = session.row("SELECT {now}")
+    return 0.0 if row is None else float(row[0]) / 1e6
+
+
+def _busy(row: Row, flight: int) -> Busy:
+    return Busy(flight, (row.ends - row.now) / 1e6, row.now / 1e6)
 
 
 def _us(seconds: float) -> int:

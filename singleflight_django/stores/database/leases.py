@@ -1,7 +1,7 @@
-"""Leases in the table: who takes an expired row does so by one conditional UPDATE, so that one does.
+"""Leases in the table: an expired row is taken by one conditional UPDATE, and so by one caller.
 
 The database does the comparing, by its own clock; what was read before only tells what is worth
-trying. A row that was read as free may be held by now: then nothing is updated, and it is read again.
+trying. A row that looked free may be held by now: then nothing is updated, and it is read again.
 """
 
 from __future__ import annotations

@@ -35,19 +35,24 @@ class Row(NamedTuple):
         return self.ends > self.now
 
     @property
+    def is_known(self) -> bool:
+        """Whether what the row says of a flight still counts."""
+        return self.known > self.now
+
+    @property
     def is_open(self) -> bool:
         """Whether a flight is under way, its leader alive or dead."""
-        return bool(self.open) and self.known > self.now
+        return self.is_known and bool(self.open)
 
     @property
     def keeps(self) -> bool:
         """Whether the outcome of the last flight is kept."""
-        return not self.open and self.known > self.now
+        return self.is_known and not self.open
 
     @property
     def is_followed(self) -> bool:
         """Whether a follower of the flight may still be waiting."""
-        return self.known > self.now and self.followed > self.now
+        return self.is_known and self.followed > self.now
 
 
 _COLUMNS = ", ".join(f'"{name}"' for name in Row._fields[1:])
@@ -83,7 +88,7 @@ def write(session: Session, digest: str, changes: dict[str, object]) -> None:
     session.change(sql, *changes.values(), digest)
 
 
-def landing_of(session: Session, digest: str, flight: int, seen: str) -> Landing | None:
+def landing_of(session: Session, digest: str, flight: int, seen: str = "0") -> Landing | None:
     """Return what became of a flight, unless the caller has seen it."""
     found = session.row(_OUTCOME, digest, flight)
     if found is None or found[2] <= int(seen):
@@ -92,10 +97,8 @@ def landing_of(session: Session, digest: str, flight: int, seen: str) -> Landing
     return Landing(Status(status), bytes(payload), at / 1e6, str(at))
 
 
-def land(
-    session: Session, digest: str, flight: int, status: str, payload: bytes, at: int, until: int
-) -> None:
-    """Put what became of a flight where its followers read it. The last landing is all they need."""
-    values = (status, payload, at, until + GRACE, digest, flight)
+def land(session: Session, digest: str, row: Row, status: str, payload: bytes, until: int) -> None:
+    """Put what became of the flight where its followers read it. The last landing is enough."""
+    values = (status, payload, row.now, until + GRACE, digest, row.flight)
     if not session.change(_LAND, *values):
         session.change(_LAND_FIRST, *values)

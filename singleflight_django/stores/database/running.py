@@ -1,4 +1,4 @@
-"""Carry a call of the store out: blocking, or from an event loop in a thread."""
+"""Carry a step of the store out: blocking, or from an event loop in a thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core import mail
@@ -19,19 +20,13 @@ from singleflight_django.stores.database.connections import in_test_case
 from singleflight_django.stores.database.purging import purge_some
 from singleflight_django.stores.database.sessions import Session, carry_out
 
+_T = TypeVar("_T")
+
 # After one in so many leases that were taken, some rows that are out of date are removed.
 PURGE_EVERY = 200
 
-
-class Call(NamedTuple):
-    """One step, and the key that it is about.
-
-    ``opens``: it comes early in a request, and may open the connection that the view will use.
-    """
-
-    step: Callable[[Session], Any]
-    key: str = ""
-    opens: bool = False
+# Whether this thread is one that Django doesn't know: it must leave no connection open.
+_foreign: ContextVar[bool] = ContextVar("singleflight_foreign_thread", default=False)
 
 
 class Runner:
@@ -40,27 +35,31 @@ class Runner:
     def __init__(self, using: str | None) -> None:
         self._using = using
 
-    def run(self, call: Call) -> tuple[Any, bool]:
-        """Return what the step does, and whether it may have been done before."""
-        return self._run(call, apart=False)
-
-    async def arun(self, call: Call) -> tuple[Any, bool]:
-        """See run(). A thread that Django doesn't know must leave no connection open."""
-        if await self._in_test_case():
-            return await sync_to_async(self.run)(call)
-        return await asyncio.to_thread(self._run, call, apart=True)
-
-    async def _in_test_case(self) -> bool:
-        # Only the thread of the test knows, and only a test run has the outbox: no others pay for it.
-        return hasattr(mail, "outbox") and await sync_to_async(in_test_case)(self._alias())
-
-    def _run(self, call: Call, *, apart: bool) -> tuple[Any, bool]:
-        alias = self._alias()
-        answer = carry_out(alias, call.step, key=call.key, opens=call.opens, apart=apart)
+    def run(
+        self, step: Callable[[Session], _T], key: str = "", *, opens: bool = False
+    ) -> tuple[_T, bool]:
+        """Return what ``step`` does, and whether it may have been done before: see carry_out()."""
+        alias, apart = self._alias(), _foreign.get()
+        answer = carry_out(alias, step, key=key, opens=opens, apart=apart)
         if isinstance(answer[0], Grant | Led) and random.randrange(PURGE_EVERY) == 0:  # noqa: S311
             with suppress(StoreUnavailableError):
                 carry_out(alias, purge_some, opens=False, apart=apart)
         return answer
 
+    async def in_thread(self, call: Callable[..., _T], *args: Any) -> _T:
+        """Carry out a blocking call of the store. Inside a TestCase, in the thread of the test."""
+        if await self._in_test_case():
+            return await sync_to_async(call)(*args)
+        return await asyncio.to_thread(_in_foreign_thread, call, *args)
+
+    async def _in_test_case(self) -> bool:
+        # Only a test run has the outbox: nobody else pays for the question.
+        return hasattr(mail, "outbox") and await sync_to_async(in_test_case)(self._alias())
+
     def _alias(self) -> str:
         return self._using or router.db_for_write(Lease)
+
+
+def _in_foreign_thread(call: Callable[..., _T], *args: Any) -> _T:
+    _foreign.set(True)
+    return call(*args)

@@ -1,10 +1,9 @@
-"""One step of the store: on a connection, in a short transaction where it takes one, and tried again."""
+"""One step of the store: on a connection, in a short transaction if need be, and tried again."""
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -37,26 +36,26 @@ class Session:
         self._connection = connection
         self._dialect = dialect_of(connection.vendor)
 
-    def rows(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
         """Return the rows that a SELECT finds."""
         with self._connection.cursor() as cursor:
             cursor.execute(self._sql(sql), params)
-            return cursor.fetchall()
+            return list(cursor.fetchall())
 
-    def row(self, sql: str, *params: object) -> tuple[Any, ...] | None:
+    def row(self, sql: str, *params: Any) -> tuple[Any, ...] | None:
         """Return the one row that a SELECT finds, or None."""
         found = self.rows(sql, *params)
         return found[0] if found else None
 
-    def change(self, sql: str, *params: object) -> int:
+    def change(self, sql: str, *params: Any) -> int:
         """Return how many rows an INSERT, UPDATE or DELETE was for."""
         with self._connection.cursor() as cursor:
             cursor.execute(self._sql(sql), params)
-            return cursor.rowcount
+            return int(cursor.rowcount)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Do all of it or nothing. Not by ``atomic``: no hook of the caller's is to run at its end."""
+        """Do all of it or nothing. Not by ``atomic``, whose end runs the caller's hooks."""
         if self._connection.in_atomic_block:
             # A TestCase's.
             with transaction.atomic(using=self._connection.alias):
@@ -99,7 +98,11 @@ def carry_out(
     deadline, resent = Deadline(PATIENCE), False
     for pause in pauses(LONGEST_PAUSE):
         try:
-            with own(alias) if apart or resent else caller_or_own(alias, opens=opens) as connection:
+            with (
+                own(alias, fresh=resent)
+                if apart or resent
+                else caller_or_own(alias, opens=opens) as connection
+            ):
                 return step(Session(connection)), resent
         except (Error, Vanished) as error:
             failure = error

@@ -173,7 +173,7 @@ class AsyncClientTransport:
         for call in calls:
             try:
                 replies.append((await self.run(call))[0])
-            except self.server.failure as error:
+            except self.server.failures as error:
                 replies.append(error)
         return replies
 

@@ -66,12 +66,10 @@ class Server:
         self.pool: Any = getattr(client, "connection_pool", None)
         self.driver = _driver(client)
         self.errors: Any = import_module(f"{self.driver.__name__}.exceptions")
-        # What all failures of the driver derive from.
-        self.failure: type[Exception] = (
-            self.errors.RedisError
-            if hasattr(self.errors, "RedisError")
-            else self.errors.ValkeyError
-        )
+        # What all failures of the driver derive from; a cluster's client has one apart.
+        names = ("RedisError", "RedisClusterException", "ValkeyError", "ValkeyClusterException")
+        driver = (getattr(self.errors, name) for name in names if hasattr(self.errors, name))
+        self.failures: tuple[type[Exception], ...] = (*driver, OSError)
         # A cluster's client keeps its settings with its nodes.
         source = self.pool or getattr(client, "nodes_manager", None)
         self._configured: dict[str, Any] = dict(getattr(source, "connection_kwargs", {}))

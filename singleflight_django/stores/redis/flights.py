@@ -17,7 +17,7 @@ from singleflight_django.stores.base import (
     Publishing,
     Status,
 )
-from singleflight_django.stores.redis.scripts import FOLLOWED, FORGET, JOIN, PUBLISH
+from singleflight_django.stores.redis.scripts import FOLLOWED, FORGET, JOIN, NOW, PUBLISH
 from singleflight_django.stores.redis.transports import Call
 
 
@@ -83,6 +83,11 @@ def forget_call(base: str) -> Call:
 def followed_call(base: str) -> Call:
     """Ask whether anybody follows."""
     return Call(FOLLOWED, (base + "flight",), ())
+
+
+def now_call(base: str) -> Call:
+    """Ask what time it is."""
+    return Call(NOW, (base + "flight",), ())
 
 
 def joined(reply: list[Any]) -> Joined:

@@ -53,14 +53,16 @@ return {1, fence}
 """)
 
 # KEYS: lease. ARGV: token, ttl in ms. Returns 1, or 0 if the lease is not the token's any more.
+# First the expiry: a server whose memory is full refuses the first write that takes memory, and none
+# after one that doesn't.
 RENEW = _script("""\
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if not ends or tonumber(ends) <= now then return 0 end
 local ttl = tonumber(ARGV[2])
+redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ttl))
 redis.call('ZADD', KEYS[1], string.format('%.0f', now + ttl * 1000), ARGV[1])
-if redis.call('PTTL', KEYS[1]) < ttl then redis.call('PEXPIRE', KEYS[1], ttl) end
 return 1
 """)
 
@@ -139,7 +141,8 @@ if taken_over then
     land(ARGV[9] .. flight, now, math.max(till, now), 'failed', '')
     redis.call('DEL', KEYS[3])
     if ARGV[5] == flight then
-      return {'landing', us(now) .. '-0', {'s', 'failed', 'p', ''}}
+      -- It ends with this very call: whoever waits with the caller has come before that.
+      return {'landing', '0-0', {'s', 'failed', 'p', ''}}
     end
     taken_over = false
   end
@@ -212,4 +215,10 @@ FOLLOWED = _script("""\
 local time = redis.call('TIME')
 local till = tonumber(redis.call('HGET', KEYS[1], 'till')) or 0
 return till > time[1] * 1000000 + time[2] and 1 or 0
+""")
+
+# KEYS: any entry. Returns the clock of its node in us.
+NOW = _script("""\
+local time = redis.call('TIME')
+return string.format('%.0f', time[1] * 1000000 + time[2])
 """)

@@ -30,6 +30,7 @@ from singleflight_django.stores.redis.flights import (
     join_call,
     joined,
     ms,
+    now_call,
     publish_call,
     published,
 )
@@ -182,6 +183,16 @@ class RedisStore(Store):
         with self._translated(key):
             await self._link.loops.current().run(forget_call(self._base(key)))
 
+    def now(self, key: str) -> float:
+        """See Store.now()."""
+        with self._translated(key):
+            return int(self._link.transport.run(now_call(self._base(key)))[0]) / 1e6
+
+    async def anow(self, key: str) -> float:
+        """See now()."""
+        with self._translated(key):
+            return int((await self._link.loops.current().run(now_call(self._base(key))))[0]) / 1e6
+
     def _blpop(self, key: str, seconds: float) -> tuple[str, str, str]:
         return ("BLPOP", self._entry(key, "free"), f"{max(seconds, 0.001):.3f}")
 
@@ -218,7 +229,7 @@ class RedisStore(Store):
         server = self._link.server
         try:
             yield
-        except (server.failure, OSError) as error:
+        except server.failures as error:
             forbidden = _scripts_forbidden(server, error)
             kind = ScriptsForbiddenError if forbidden else StoreUnavailableError
             raise kind(f"The store did not answer: {error}", key=key) from error

@@ -220,7 +220,7 @@ class ClientTransport:
         for call in calls:
             try:
                 replies.append(self.run(call)[0])
-            except self.server.failure as error:
+            except self.server.failures as error:
                 replies.append(error)
         return replies
 

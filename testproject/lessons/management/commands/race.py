@@ -17,7 +17,7 @@ READ_NEXT = """\
 Read next, in README.md:
   "What it is not"   before you rely on it
   "The lock"         the reject and cascade forms above, with every option
-  "The flight"       the coalesce and answer forms, and what coalescing does not promise
+  "Coalescing"       the coalesce and answer forms, and what they do not promise
   "The constraint"   why the lock does not replace it
 The views of this race are in testproject/lessons/views/."""
 

@@ -1,0 +1,183 @@
+"""Which store a cache alias gets, and what happens where its server forbids what we use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from singleflight_django import lease as lease_module
+from singleflight_django import semaphore_lock
+from singleflight_django.exceptions import LeaseConflictError
+from singleflight_django.stores.base import Claim, Conflict, Grant
+from singleflight_django.stores.cache import CacheStore
+from singleflight_django.stores.redis.fallback import RedisOrCacheStore
+from singleflight_django.stores.redis.store import RedisStore
+from singleflight_django.stores.registry import get_store
+from tests.engine import PATIENCE, in_threads
+from tests.servers import Valkey, until
+from tests.store_contract import LONG, AsyncCalls, Calls
+
+CacheAt = Callable[..., str]
+
+
+class OwnStore(CacheStore):
+    """A store as a site may write one."""
+
+    def __init__(self, alias: str, prefix: str) -> None:
+        super().__init__(alias)
+        self.prefix = prefix
+
+
+@pytest.mark.parametrize("alias", ["default", "core", "valkey", "ignoring", "dead"])
+def test_redis_caches_get_the_redis_store(alias: str) -> None:
+    assert isinstance(get_store(alias), RedisStore)
+
+
+def test_other_caches_get_the_cache_store_and_one_process_is_complained_of(
+    caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    settings.CACHES = {**settings.CACHES, "memory": dict(settings.CACHES["locmem"])}
+    with caplog.at_level(logging.ERROR, "singleflight_django"):
+        assert isinstance(get_store("memory"), CacheStore)
+    assert "one process" in caplog.text
+    caplog.clear()
+    settings.DEBUG = True
+    settings.CACHES = {**settings.CACHES, "memory": dict(settings.CACHES["locmem"])}
+    assert isinstance(get_store("memory"), CacheStore)
+    assert caplog.text == ""
+
+
+def test_the_settings_choose(settings: Any) -> None:
+    assert get_store() is get_store("default")
+    settings.SINGLEFLIGHT_CACHE = "core"
+    assert get_store() is get_store("core")
+    settings.SINGLEFLIGHT_STORE = "cache"
+    assert isinstance(get_store("core"), CacheStore)
+    settings.SINGLEFLIGHT_STORE = "redis"
+    assert isinstance(get_store("core"), RedisStore)
+    settings.SINGLEFLIGHT_STORE = "tests.test_registry.OwnStore"
+    settings.SINGLEFLIGHT_PREFIX = "mine"
+    own = get_store("locmem")
+    assert isinstance(own, OwnStore)
+    assert own.prefix == "mine"
+
+
+def test_a_store_is_kept_for_as_long_as_its_settings_are(settings: Any) -> None:
+    first = get_store("core")
+    assert get_store("core") is first
+    settings.SINGLEFLIGHT_PREFIX = "other"
+    assert get_store("core") is not first
+    del settings.SINGLEFLIGHT_PREFIX
+    assert get_store("core") is first
+    settings.CACHES = {**settings.CACHES, "core": dict(settings.CACHES["core"])}
+    assert get_store("core") is not first
+
+
+def test_prefixes_and_not_the_caches_own_keep_leases_apart(
+    redis_url: str, cache_at: CacheAt, settings: Any
+) -> None:
+    """D14: a release hash in KEY_PREFIX or VERSION must not make two holders of a rolling deploy."""
+    blue, green = cache_at(redis_url), cache_at(redis_url)
+    settings.CACHES[blue]["KEY_PREFIX"], settings.CACHES[green]["VERSION"] = "blue", 2
+    assert isinstance(get_store(blue).acquire("k", "a", LONG, 1, 0.0), Grant)
+    assert isinstance(get_store(green).acquire("k", "b", LONG, 1, 0.0), Conflict)
+    settings.SINGLEFLIGHT_PREFIX = "other"
+    assert isinstance(get_store(green).acquire("k", "b", LONG, 1, 0.0), Grant)
+
+
+# Where scripts are forbidden
+
+
+@pytest.fixture
+def forbidding(redis_server: Valkey, cache_at: CacheAt) -> str:
+    with redis_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-@scripting")
+    return cache_at(redis_server.url())
+
+
+@pytest.fixture(params=["sync", "async"])
+def calls(request: pytest.FixtureRequest, forbidding: str) -> Any:
+    store = get_store(forbidding)
+    if request.param == "sync":
+        yield Calls(store)
+        return
+    with asyncio.Runner() as runner:
+        yield AsyncCalls(store, runner.run)
+
+
+def test_leases_are_kept_through_the_cache_with_one_warning(
+    calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "singleflight_django"):
+        for key in ("k1", "k2"):
+            assert isinstance(calls.acquire(key, "a"), Grant)
+            assert isinstance(calls.acquire(key, "b"), Conflict)
+            assert calls.wait_free(key, 0.01) is False
+            assert calls.renew(Claim(key, "a", LONG)) == [True]
+            assert calls.renew(Claim(key, "b", LONG)) == [False]
+            assert calls.release(key, "b") is False
+            assert calls.release(key, "a") is True
+            assert isinstance(calls.acquire(key, "b"), Grant)
+    assert caplog.text.count("does not let us run scripts") == 1
+    assert "EVALSHA" in caplog.text
+    assert (calls.store.longest_block, calls.store.fences) == (0.0, False)
+    assert not calls.store.compares_and_sets
+
+
+def test_where_scripts_are_allowed_nothing_falls_back(caplog: pytest.LogCaptureFixture) -> None:
+    store = get_store("default")
+    assert isinstance(store, RedisOrCacheStore)
+    assert isinstance(store.acquire("k", "a", LONG, 1, 0.0), Grant)
+    assert (store.fences, store.compares_and_sets) == (True, True)
+    assert caplog.text == ""
+
+
+def test_threads_that_find_out_together_share_one_fallback(
+    forbidding: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, start, answers = get_store(forbidding), threading.Barrier(6, timeout=PATIENCE), []
+
+    def ask(number: int) -> None:
+        start.wait()
+        answers.append((store.acquire("k", f"t{number}", LONG, 1, 0.0), f"t{number}"))
+
+    for thread in in_threads([lambda number=number: ask(number) for number in range(6)]):
+        thread.join(PATIENCE)
+    (winner,) = (token for answer, token in answers if isinstance(answer, Grant))
+    assert store.release("k", winner) is True
+    assert caplog.text.count("does not let us run scripts") == 1
+
+
+def test_the_lock_works_there_with_renewal_and_with_waiting(forbidding: str) -> None:
+    done: list[bool] = []
+
+    def wait() -> None:
+        with semaphore_lock("k", cache=forbidding, wait=PATIENCE):
+            done.append(True)
+
+    with semaphore_lock("k", ttl=1, cache=forbidding) as lease:
+        first = lease.expires
+        (waiter,) = in_threads([wait])
+        until(lambda: lease.expires > first, "a renewal")
+        lease.check()
+        assert done == []
+    waiter.join(PATIENCE)
+    assert done == [True]
+
+
+async def test_the_lock_works_there_in_async_code_too(forbidding: str) -> None:
+    async with semaphore_lock("k", cache=forbidding):
+        with pytest.raises(LeaseConflictError):
+            await asyncio.create_task(enter(forbidding))
+
+
+async def enter(alias: str) -> None:
+    # As another request, which doesn't hold it.
+    lease_module._held.set(())
+    async with semaphore_lock("k", cache=alias):
+        raise AssertionError("two holders at once")
