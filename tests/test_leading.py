@@ -18,7 +18,7 @@ from singleflight_django.functions import SingleFlight
 from singleflight_django.renewal import keeper
 from singleflight_django.seats import _taken
 from tests.proxy import Proxy
-from tests.servers import Valkey, until
+from tests.servers import Valkey
 
 PATIENCE = 20.0
 
@@ -48,14 +48,19 @@ async def _nothing_is_left() -> AsyncIterator[None]:
     reports: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     yield
-    while drivers._background:
-        await asyncio.gather(*drivers._background, return_exceptions=True)
+    await background()
     gc.collect()
     await asyncio.sleep(0)
     assert reports == []
     assert tier._flights == {}
     assert set(_taken.values()) == {0}
     assert not [lease for lease in keeper._watched if lease.held]
+
+
+async def background() -> None:
+    """Return when what goes on in the background of this loop has ended."""
+    while running := drivers._background.get(asyncio.get_running_loop(), (set(), None))[0]:
+        await asyncio.wait(running)
 
 
 async def aboard(number: int) -> None:
@@ -89,7 +94,7 @@ async def test_a_cancelled_leader_whom_nobody_follows_is_cancelled() -> None:
     leader = asyncio.create_task(flights.arun("k", work))
     await work.running.wait()
     await gone(leader)
-    await asyncio.gather(*drivers._background)
+    await background()
     assert work.cancelled == 1
     work.gate.set()
     # Its thread, if it had one, may still be at work: the lease lapses by itself.
@@ -113,15 +118,16 @@ async def test_a_cancelled_leader_goes_on_for_so_long_and_no_longer() -> None:
 
 
 async def test_a_cancelled_leader_whose_work_fails_later_tells_its_followers() -> None:
-    flights, gate = SingleFlight("f", wait=PATIENCE), asyncio.Event()
+    flights = SingleFlight("f", wait=PATIENCE)
+    running, gate = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
+        running.set()
         await gate.wait()
         raise KeyError
 
     leader = asyncio.create_task(flights.arun("k", work))
-    while not tier._flights:
-        await asyncio.sleep(0)
+    await running.wait()
     follower = asyncio.create_task(flights.arun("k", work))
     await aboard(1)
     await gone(leader)
@@ -130,21 +136,8 @@ async def test_a_cancelled_leader_whose_work_fails_later_tells_its_followers() -
         await follower
 
 
-async def test_after_its_timeout_a_caller_follows_what_it_began() -> None:
-    """The work that goes on without it isn't held by it any more: this is no nested call."""
-    flights, work = SingleFlight("f", wait=PATIENCE), Work()
-    other = None
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            other = asyncio.create_task(flights.arun("k", work))
-            await work.running.wait()
-            await flights.arun("k", work)
-    assert other is not None
-    await gone(other)
-    work.gate.set()
-
-
 async def test_a_leader_that_timed_out_may_call_again() -> None:
+    """The work that goes on without it isn't held by it any more: this is no nested call."""
     flights, work = SingleFlight("f", wait=PATIENCE), Work()
     followers = []
 
@@ -220,7 +213,7 @@ async def test_without_the_store_a_cancelled_leader_is_cancelled(
     await work.running.wait()
     redis_server.kill()
     await gone(leader)
-    await asyncio.gather(*drivers._background)
+    await background()
     assert work.cancelled == 1
 
 
@@ -281,7 +274,8 @@ async def test_ten_thousand_tasks_wait_on_one_connection_and_no_thread(
 ) -> None:
     """Led by another thread's caller, so that these have to follow through the server."""
     alias = cache_at(redis_server.url())
-    flights, gate, running = SingleFlight("f", cache=alias, wait=60), threading.Event(), threading.Event()
+    flights = SingleFlight("f", cache=alias, wait=60)
+    gate, running = threading.Event(), threading.Event()
 
     def work() -> str:
         running.set()
@@ -301,7 +295,8 @@ async def test_ten_thousand_tasks_wait_on_one_connection_and_no_thread(
 
         followers = [asyncio.create_task(follow()) for _ in range(10_000)]
         await aboard(9_999)
-        until(lambda: client.info("clients")["blocked_clients"] == 1, "the agent to wait")
+        while client.info("clients")["blocked_clients"] != 1:
+            await asyncio.sleep(0.01)
         assert len(client.client_list()) - connections <= 1
         assert threading.active_count() == threads
         loop = asyncio.get_running_loop()
@@ -311,7 +306,8 @@ async def test_ten_thousand_tasks_wait_on_one_connection_and_no_thread(
         took = loop.time() - begin
     leader.join(PATIENCE)
     print(f"10,000 followers resolved in {took * 1000:.0f} ms")
-    assert took < 1.5
+    # A loaded machine takes many times what an idle one does.
+    assert took < 5
 
 
 async def test_an_unreachable_store_is_told_to_every_task() -> None:

@@ -16,9 +16,14 @@ from django.apps import apps
 from django.contrib.auth.models import Group
 from django.core import mail
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import connections, router, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from django.views import View
 from freezegun import freeze_time
 
+from singleflight_django import semaphore_lock
 from singleflight_django.exceptions import StoreUnavailableError, WaitInTransactionError
 from singleflight_django.models import Lease, Outcome
 from singleflight_django.stores.base import (
@@ -37,6 +42,7 @@ from singleflight_django.stores.database.connections import own
 from singleflight_django.stores.database.store import DatabaseStore
 from singleflight_django.stores.registry import backed_by_database, get_store
 from tests.flight_contract import FlightContract
+from tests.servers import until
 from tests.store_contract import LONG, PATIENCE, StoreContract, at_once, grants
 
 # The mark lets pytest-django make the database; it knows nothing of the others.
@@ -143,14 +149,13 @@ class TestFlights(OnATable, FlightContract):
     ) -> None:
         for number in range(rounds):
             key = f"k{number}"
-            led = store.join(key, JOINING._replace(token="dead", ttl=0.05))
-            assert isinstance(led, Led)
+            led = store.join(key, JOINING._replace(token="dead", ttl=0.2))
             busy = store.join(key, JOINING._replace(token="t0"))
-            if isinstance(busy, Busy):
-                time.sleep(busy.remaining + 0.002)
-                store_joins = self.joins(store, key, led.flight)
-                assert store_joins.count(Led) == 1
-                assert store_joins.count(Busy) == 7
+            assert isinstance(led, Led)
+            assert isinstance(busy, Busy)
+            time.sleep(busy.remaining + 0.002)
+            joins = self.joins(store, key, led.flight)
+            assert (joins.count(Led), joins.count(Busy)) == (1, 7)
 
     def joins(self, store: Store, key: str, flight: int) -> list[type]:
         again = JOINING._replace(flight=flight)
@@ -239,6 +244,68 @@ class TestInATransaction(OnATable):
                 cursor.execute("SELECT no_such_column")
             assert store.release("k", "a") is True
         assert isinstance(store.acquire("k", "b", LONG, 1, 0.0), Grant)
+
+
+class Routed:
+    """The library's own tables are in another database."""
+
+    alias = ""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return self.alias if model._meta.app_label == "singleflight_django" else None
+
+
+@semaphore_lock(key="order:7")
+def outermost(request: HttpRequest) -> HttpResponse:
+    return _answer(request)
+
+
+class Beneath(View):
+    """Guarded where Django has opened the transaction already."""
+
+    @semaphore_lock(key="order:7")
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return _answer(request)
+
+
+def _answer(request: HttpRequest) -> HttpResponse:
+    in_transaction = connections[Routed.alias].in_atomic_block
+    rival = at_once(1, lambda _: get_store().acquire(KEY, "rival", LONG, 1, 0.0))[0]
+    if "fail" in request.GET:
+        raise RuntimeError
+    return HttpResponse(f"{in_transaction} {type(rival).__name__}")
+
+
+KEY = "semaphore_lock:order:7"
+urlpatterns = [path("outermost", outermost), path("beneath", Beneath.as_view())]
+
+
+@pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.urls(__name__)
+class TestInARequest(OnATable):
+    """The real handler, with ATOMIC_REQUESTS on the database that leases are in."""
+
+    @pytest.fixture(autouse=True)
+    def _atomic_requests(
+        self, store: Store, database: str, settings: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setattr(Routed, "alias", database)
+        monkeypatch.setattr(router, "routers", [Routed()])
+        monkeypatch.setitem(connections.settings[database], "ATOMIC_REQUESTS", True)
+        settings.SINGLEFLIGHT_STORE = "database"
+
+    @pytest.mark.parametrize("url", ["/outermost", "/beneath"])
+    def test_the_lease_is_held_and_given_back(self, client: Client, url: str) -> None:
+        for _ in range(2):
+            assert client.post(url).content == b"True Conflict"
+        assert isinstance(get_store().acquire(KEY, "next", LONG, 1, 0.0), Grant)
+
+    @pytest.mark.parametrize("url", ["/outermost", "/beneath"])
+    def test_it_is_given_back_after_a_rollback(self, client: Client, url: str) -> None:
+        client.raise_request_exception = False
+        assert client.post(f"{url}?fail=1").status_code == 500
+        free = lambda: isinstance(get_store().acquire(KEY, "next", LONG, 1, 0.0), Grant)  # noqa: E731
+        until(free, "the keeper to give the lease back")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -330,11 +397,10 @@ class TestContention(OnATable):
         purged: list[int] = []
 
         def purge_first(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-            if sql.startswith("BEGIN") or sql.startswith("START"):
-                if len(purged) < 2:
-                    with own(database) as connection, connection.cursor() as cursor:
-                        cursor.execute("DELETE FROM singleflight_django_lease")
-                    purged.append(1)
+            if sql.startswith(("BEGIN", "START")) and len(purged) < 2:
+                with own(database) as connection, connection.cursor() as cursor:
+                    cursor.execute("DELETE FROM singleflight_django_lease")
+                purged.append(1)
             return execute(sql, params, many, context)
 
         with connections[database].execute_wrapper(purge_first):
@@ -525,9 +591,7 @@ class TestSpareConnections(OnATable):
         await store.arelease("k", "a")
         assert self.kept() == [connection]
 
-    def test_few_are_kept(
-        self, production: spares.Spares, database: str, monkeypatch: Any
-    ) -> None:
+    def test_few_are_kept(self, production: spares.Spares, database: str, monkeypatch: Any) -> None:
         monkeypatch.setattr(spares, "MOST", 1)
         with own(database) as first, own(database) as second:
             assert first is not second

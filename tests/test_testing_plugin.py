@@ -18,6 +18,8 @@ import pytest
 from singleflight_django.testing import held
 from tests.settings import REDIS_URL
 
+# Each starts a test run, or several, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parent.parent
 PLUGIN = "singleflight_django.testing.plugin"
 
@@ -112,7 +114,8 @@ def site(tmp_path: Path) -> Run:
             path = tmp_path / f"{name}.py"
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
-        (tmp_path / "pytest.ini").write_text(f"[pytest]\nasyncio_mode = auto\n{ini}\n")
+        asyncio = "" if "no:asyncio" in args else "asyncio_mode = auto\n"
+        (tmp_path / "pytest.ini").write_text(f"[pytest]\n{asyncio}{ini}\n")
         environ = {
             name: value for name, value in os.environ.items() if not name.startswith("PYTEST")
         }
@@ -128,7 +131,7 @@ def site(tmp_path: Path) -> Run:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=150,
             check=False,
         )
         said = done.stdout + done.stderr
@@ -263,6 +266,71 @@ DATABASES["default"] |= {"TEST": {"NAME": "test.sqlite3"}, "OPTIONS": {"timeout"
     )
     assert "2 passed" in said
     assert len(section.splitlines()) <= 26
+
+
+STORE = """
+from threading import Lock
+from time import monotonic
+
+import pytest
+from singleflight_django.stores.base import Conflict, Grant, Store
+from singleflight_django.testing.contract import StoreContract
+
+class MemoryStore(Store):
+    def __init__(self):
+        self.lock, self.leases = Lock(), {}
+
+    def live(self, key):
+        held = self.leases.setdefault(key, {})
+        for token in [token for token, ends in held.items() if ends <= monotonic()]:
+            del held[token]
+        return held
+
+    def acquire(self, key, token, ttl, limit, wait):
+        with self.lock:
+            held = self.live(key)
+            if token in held:
+                return Grant(None)
+            if len(held) < limit:
+                held[token] = monotonic() + ttl
+                return Grant(None)
+            return Conflict(min(held.values()) - monotonic())
+
+    def renew(self, claims):
+        with self.lock:
+            answers = [token in self.live(key) for key, token, _ in claims]
+            for (key, token, ttl), ours in zip(claims, answers):
+                if ours:
+                    self.leases[key][token] = monotonic() + ttl
+            return answers
+
+    def release(self, key, token):
+        with self.lock:
+            return self.live(key).pop(token, None) is not None
+
+    join = publish = forget = None
+
+class OwnerlessStore(MemoryStore):
+    def release(self, key, token):
+        return self.leases.pop(key, None) is not None
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self):
+        return MemoryStore()
+
+class TestOwnerlessStore(StoreContract):
+    @pytest.fixture
+    def store(self):
+        return OwnerlessStore()
+"""
+
+
+def test_the_store_contract_tries_out_stores_of_others(site: Run) -> None:
+    said = site("-p", "no:asyncio", ini="", test_store=STORE, code=1)
+    assert "TestMemoryStore" not in said
+    assert "FAILED test_store.py::TestOwnerlessStore::test_a_wrong_token_neither" in said
+    assert "assert True is False" in said
 
 
 def test_the_entry_point_names_the_plugin() -> None:

@@ -1,6 +1,7 @@
 """What ``manage.py check`` asks. No check opens a network connection.
 
-The ids come in blocks (00x settings, 01x cache, 02x database) and are never used for something else.
+The ids come in blocks (00x settings, 01x cache, 02x database) and are never used again for
+something else.
 """
 
 from __future__ import annotations
