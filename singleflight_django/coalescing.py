@@ -13,6 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.http.response import HttpResponseBase
 
 from singleflight_django.bodies import unwrap
+from singleflight_django.callers import Flight
 from singleflight_django.exceptions import (
     FlightTimeoutError,
     KeyFieldError,
@@ -21,7 +22,6 @@ from singleflight_django.exceptions import (
     UnshareableResultError,
 )
 from singleflight_django.fingerprints import afingerprint, fingerprint
-from singleflight_django.flight import Flight
 from singleflight_django.flights import APART, FlightGuard, FlightOptions, ended_its_process
 from singleflight_django.guards import checked_methods
 from singleflight_django.identity import aidentity, checked_vary, identity
@@ -77,7 +77,7 @@ class Coalescer(FlightGuard):
         super().__init__(options, view)
         if isinstance(key, list):
             raise TypeError("A flight has one key: write one template, or a callable for one.")
-        self.spec = KeySpec(key)
+        self.spec = key if isinstance(key, KeySpec) else KeySpec(key)
 
     def flight_of(self, request: Any, args: tuple[Any, ...], kwargs: Any) -> Flight | None:
         """Return the request's part in its flight; None if its body can't be compared."""

@@ -175,9 +175,11 @@ def single_flight(
         on_store_error=on_store_error,
     )
     # What is wrong with the key shows here, not at the view.
-    Coalescer(key, options)
+    spec = Coalescer(key, options).spec
 
     def decorate(view: _View) -> _View:
-        return with_resolved_signature(flight_view(view, Coalescer(key, options)), view)
+        refuse_misplaced(view)
+        guarded = flight_view(view, Coalescer(spec, options, view_name(view)))
+        return with_resolved_signature(guarded, view)
 
     return decorate

@@ -3,59 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from inspect import isawaitable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest
-
-from singleflight_django.conf import conf
 from singleflight_django.drivers import arun, run
 from singleflight_django.holding import leave, outlives
 from singleflight_django.lease import Lease
 from singleflight_django.locking import acquire, release
 from singleflight_django.locks import Lock
-from singleflight_django.placement import dispatches_async, expose, split
+from singleflight_django.placement import expose
 from singleflight_django.responses import ANSWERED
-from singleflight_django.transactions import (
-    give_back,
-    give_back_ended,
-    opt_out,
-    refuse_to_wait,
-    with_transactions,
-)
+from singleflight_django.transactions import give_back, give_back_ended, refuse_to_wait
+from singleflight_django.wrapping import wrap_view
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
 
 def lock_view(view: _View, lock: Lock) -> _View:
     """Return ``view`` guarded by ``lock``: of the same colour, with the same attributes."""
-
-    def unguarded(request: HttpRequest) -> bool:
-        if conf.SINGLEFLIGHT_ENABLED is False:
-            expose(request, lock.unprotected())
-            return True
-        return request.method not in lock.options.methods
-
-    async def ainner(*args: Any, **kwargs: Any) -> Any:
-        request, rest = split(args)
-        if unguarded(request):
-            return await view(*args, **kwargs)
-        return await _aguarded(partial(view, *args, **kwargs), lock, request, rest, kwargs)
-
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        request, rest = split(args)
-        call = with_transactions(partial(view, *args, **kwargs), request)
-        if unguarded(request):
-            return call()
-        enter = _aguarded if dispatches_async(view, args) else _guarded
-        return enter(call, lock, request, rest, kwargs)
-
-    if iscoroutinefunction(view):
-        return cast(_View, wraps(view)(ainner))
-    opt_out(wraps(view)(inner))
-    return cast(_View, inner)
+    return wrap_view(view, lock, partial(_guarded, lock), partial(_aguarded, lock))
 
 
 def take(lease: Lease, lock: Lock) -> None:
@@ -73,7 +40,7 @@ async def atake(lease: Lease, lock: Lock) -> None:
 
 
 def _guarded(
-    call: Callable[[], Any], lock: Lock, request: Any, args: tuple[Any, ...], kwargs: Any
+    lock: Lock, call: Callable[[], Any], request: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """Call a view under its lease, or return what refuses the request."""
     keys: tuple[str, ...] = ("?",)
@@ -101,7 +68,7 @@ def _guarded(
 
 
 async def _aguarded(
-    call: Callable[[], Any], lock: Lock, request: Any, args: tuple[Any, ...], kwargs: Any
+    lock: Lock, call: Callable[[], Any], request: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """See _guarded()."""
     keys: tuple[str, ...] = ("?",)

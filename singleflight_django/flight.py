@@ -1,16 +1,14 @@
 """A flight: one execution for a key, from joining to publishing.
 
 Go's singleflight (golang.org/x/sync) across processes: who leads does the work and publishes what
-became of it (see ``landing``), who follows gets that. The lease tells a dead leader from a slow one.
+became of it (see ``landing``), who follows gets that. The lease tells a dead leader from a slow
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 from singleflight_django import tier
+from singleflight_django.callers import OPEN, Alone, Flight, Leading, Outcome, Shared
 from singleflight_django.exceptions import (
     FingerprintMismatchError,
     FlightTimeoutError,
@@ -19,7 +17,6 @@ from singleflight_django.exceptions import (
 )
 from singleflight_django.lease import Lease, enter, refuse_nested
 from singleflight_django.renewal import keeper
-from singleflight_django.seats import Seat
 from singleflight_django.steps import Ask, Steps
 from singleflight_django.stores.base import (
     Apart,
@@ -37,59 +34,6 @@ MOST_TAKEOVERS = 2
 # The store counts on a follower for so much longer than it waits, in seconds: when one that speaks
 # for others leaves, the next takes a moment to say so.
 GRACE = 1.0
-# The flight goes on, with another leader.
-OPEN = (Status.AGAIN, Status.VACANT)
-
-
-@dataclass(slots=True)
-class Flight:
-    """One caller's part in a flight. Times in seconds.
-
-    ``lease``: what it will lead with, if it does; ``tell``: emits an event about the flight.
-    """
-
-    lease: Lease
-    tell: Callable[..., None]
-    wait: float
-    fingerprint: str = ""
-    retry: int = 0
-    takeover: bool = True
-    # How many callers of this colour may wait in this process, threads or tasks; None: any number.
-    max_followers: int | None = None
-    blocking: bool = True
-    longest_pause: float = 0.5
-    local: tier.LocalFlight | None = None
-    led: Led | None = None
-    deadline: Deadline = field(init=False)
-    seat: Seat = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.deadline = Deadline(self.wait)
-        self.seat = Seat(self.blocking, self.max_followers, self.key)
-
-    @property
-    def key(self) -> str:
-        """The key, namespace included."""
-        return self.lease.keys[0]
-
-
-class Leading(NamedTuple):
-    """The caller leads: it does the work, then lands the flight."""
-
-
-class Shared(NamedTuple):
-    """The outcome of the flight that the caller followed."""
-
-    payload: bytes
-
-
-class Alone(NamedTuple):
-    """The outcome is for the leader's caller alone; ``reason`` says why."""
-
-    reason: str
-
-
-Outcome = Leading | Shared | Kept | Alone
 
 
 def join(flight: Flight) -> Steps:
@@ -190,7 +134,7 @@ def _joining(flight: Flight, local: tier.LocalFlight) -> Joining:
 
 
 def _wait(flight: Flight, local: tier.LocalFlight, busy: Busy, pause: float) -> Steps:
-    """Wait for a landing, for no longer than the lease lives: what is to be done then, a join tells."""
+    """Wait for a landing, for no longer than the lease lives: what then, a join tells."""
     left, store = flight.deadline.left(), flight.lease.store
     if left <= 0:
         raise _timed_out(flight)

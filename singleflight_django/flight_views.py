@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, partial
 from inspect import isawaitable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.handlers.asgi import ASGIRequest
 from django.utils.module_loading import import_string
 
 from singleflight_django.bodies import unwrap
+from singleflight_django.callers import Alone, Flight, Leading, Outcome, Shared
 from singleflight_django.coalescing import (
     SAFE_METHODS,
     Coalescer,
@@ -21,26 +21,20 @@ from singleflight_django.coalescing import (
     shared,
     tell_cache_status,
 )
-from singleflight_django.conf import conf
 from singleflight_django.drivers import arun, run
 from singleflight_django.exceptions import SingleFlightError, UnshareableResultError
-from singleflight_django.flight import Alone, Flight, Leading, Outcome, Shared, join
+from singleflight_django.flight import join
 from singleflight_django.holding import outlives
 from singleflight_django.landing import land
 from singleflight_django.leading import Freight, lead_async
-from singleflight_django.placement import (
-    dispatches_async,
-    expose,
-    refuse_misplaced,
-    split,
-    view_name,
-)
+from singleflight_django.placement import expose
 from singleflight_django.raised import answer
 from singleflight_django.records import UNREADABLE
 from singleflight_django.sharing import Traces, traces
 from singleflight_django.steps import Steps
 from singleflight_django.stores.base import Kept, Status
-from singleflight_django.transactions import opt_out, refuse_to_wait, with_transactions
+from singleflight_django.transactions import refuse_to_wait
+from singleflight_django.wrapping import wrap_view
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -50,34 +44,11 @@ _VIEW = object()
 
 def flight_view(view: _View, guard: Coalescer) -> _View:
     """Return ``view`` coalesced by ``guard``: of the same colour, with the same attributes."""
-    refuse_misplaced(view)
-    guard.view = guard.view or view_name(view)
-
-    def passes(request: Any) -> bool:
-        return conf.SINGLEFLIGHT_ENABLED is False or request.method not in guard.options.methods
-
-    async def ainner(*args: Any, **kwargs: Any) -> Any:
-        request, rest = split(args)
-        if passes(request):
-            return await view(*args, **kwargs)
-        return await acoalesced(partial(view, *args, **kwargs), guard, request, rest, kwargs)
-
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        request, rest = split(args)
-        call = with_transactions(partial(view, *args, **kwargs), request)
-        if passes(request):
-            return call()
-        enter = acoalesced if dispatches_async(view, args) else coalesced
-        return enter(call, guard, request, rest, kwargs)
-
-    if iscoroutinefunction(view):
-        return cast(_View, wraps(view)(ainner))
-    opt_out(wraps(view)(inner))
-    return cast(_View, inner)
+    return wrap_view(view, guard, partial(_coalesced, guard), partial(_acoalesced, guard))
 
 
-def coalesced(
-    call: Callable[[], Any], guard: Coalescer, request: Any, args: tuple[Any, ...], kwargs: Any
+def _coalesced(
+    guard: Coalescer, call: Callable[[], Any], request: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """Return the view's answer, the leader's, or what refuses the request."""
     flight: Flight | None = None
@@ -103,10 +74,10 @@ def coalesced(
     return call()
 
 
-async def acoalesced(
-    call: Callable[[], Any], guard: Coalescer, request: Any, args: tuple[Any, ...], kwargs: Any
+async def _acoalesced(
+    guard: Coalescer, call: Callable[[], Any], request: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    """See coalesced()."""
+    """See _coalesced()."""
     flight: Flight | None = None
     outcome: Outcome | None = None
     try:

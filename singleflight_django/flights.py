@@ -1,4 +1,4 @@
-"""What the flight decorator, its mixin and ``SingleFlight`` share: options, and a caller's flight."""
+"""What ``single_flight``, its mixin and ``SingleFlight`` share: options, and a caller's flight."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from singleflight_django import signals
+from singleflight_django.callers import Flight
 from singleflight_django.conf import conf
 from singleflight_django.exceptions import LeaseLostError, StoreUnavailableError
-from singleflight_django.flight import Flight
 from singleflight_django.guards import (
     ON_STORE_ERROR,
     Guard,
@@ -90,7 +90,7 @@ class FlightGuard(Guard):
 
     @property
     def max_run(self) -> float:
-        """For how many seconds the work may go on for its followers once its own caller has gone."""
+        """For how many seconds the work may go on for its followers without its own caller."""
         longest = self.options.max_run
         return conf.SINGLEFLIGHT_MAX_HOLD if longest is None else as_float(longest)
 
@@ -102,7 +102,7 @@ class FlightGuard(Guard):
         return proceed
 
     def check_landed(self, flight: Flight, landed: bool) -> None:
-        """Raise LeaseLostError, unless told to return, where a flight was somebody else's by its end."""
+        """Raise LeaseLostError, unless told to return, where a flight wasn't ours at its end."""
         if not landed and self.options.on_lost == "raise":
             raise LeaseLostError(
                 f"The lease of {flight.key!r} ended before its flight did: another leader may have "

@@ -8,11 +8,12 @@ from typing import Any, Literal, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 
+from singleflight_django.callers import Flight, Leading, Shared
 from singleflight_django.calls import arguments_key, key_text
 from singleflight_django.conf import conf
 from singleflight_django.drivers import arun, run
 from singleflight_django.exceptions import StoreUnavailableError, UnshareableResultError
-from singleflight_django.flight import Flight, Leading, Shared, join
+from singleflight_django.flight import join
 from singleflight_django.flights import APART, FlightGuard, FlightOptions, ended_its_process
 from singleflight_django.guards import Seconds
 from singleflight_django.landing import land
@@ -98,9 +99,9 @@ class SingleFlight:
     def run(self, key: Key, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """Return ``function(*args, **kwargs)``, or the result of the call under way for ``key``.
 
-        Raises FlightTimeoutError when ``wait`` is used up, LeaderFailedError when the leader raised,
-        NestedFlightError, WaitInTransactionError, TooManyFollowersError, LeaseLostError, and
-        StoreUnavailableError under ``on_store_error="reject"``; the leader's caller gets what
+        Raises FlightTimeoutError when ``wait`` is used up, LeaderFailedError when the leader
+        raised, NestedFlightError, WaitInTransactionError, TooManyFollowersError, LeaseLostError,
+        and StoreUnavailableError under ``on_store_error="reject"``; the leader's caller gets what
         ``function`` raises.
         """
         if not self._shares():

@@ -65,6 +65,12 @@ class Guard:
         return self.options.namespace or self.view
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """The HTTP methods that are guarded."""
+        methods: tuple[str, ...] = getattr(self.options, "methods", ())
+        return methods
+
+    @property
     def store(self) -> Store:
         """Where the leases and outcomes are."""
         store = get_store(self.options.cache)

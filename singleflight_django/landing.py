@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from singleflight_django.flight import OPEN, Flight
+from singleflight_django.callers import OPEN, Flight
 from singleflight_django.renewal import keeper
 from singleflight_django.steps import Ask, Steps
 from singleflight_django.stores.base import Landing, Publishing, Status
@@ -60,7 +60,7 @@ def _tell_passengers(local: LocalFlight, status: Status | None, payload: bytes) 
 
 
 def lapse(flight: Flight) -> None:
-    """Leave a flight whose work may still be going on: it is nobody's until the lease has lapsed."""
+    """Leave a flight whose work may still be going on: nobody's until the lease has lapsed."""
     if flight.local is not None and flight.lease.end():
         keeper.forget(flight.lease)
         flight.tell("flight_failed", reason="abandoned")

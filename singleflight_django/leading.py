@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from singleflight_django.callers import Flight
 from singleflight_django.drivers import arun, in_background
 from singleflight_django.exceptions import StoreUnavailableError
-from singleflight_django.flight import Flight
 from singleflight_django.landing import land, lapse
 from singleflight_django.lease import leave
 from singleflight_django.stores.base import Status

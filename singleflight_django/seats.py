@@ -16,8 +16,8 @@ _taken = {True: 0, False: 0}
 class Seat:
     """A place among the threads (``blocking``), or tasks, that wait in this process.
 
-    ``most``: how many there are; None: any number. Whoever has one keeps it until the ``with`` ends,
-    whatever it waits for meanwhile.
+    ``most``: how many there are; None: any number. Whoever has one keeps it until the ``with``
+    ends, whatever it waits for meanwhile.
     """
 
     def __init__(self, blocking: bool, most: int | None, key: str) -> None:

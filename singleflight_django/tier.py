@@ -1,9 +1,9 @@
 """The local tier: callers of one flight in one process share one follower.
 
-Whoever comes first is the agent, and speaks to the store for all. The others, threads or tasks, are
-passengers: they wait for what the agent learns, so that N callers in P processes ask the store about
-P times. An agent that leaves early (its own wait is used up, its client is gone) makes the next
-passenger the agent.
+Whoever comes first is the agent, and speaks to the store for all. The others, threads or tasks,
+are passengers: they wait for what the agent learns, so that N callers in P processes ask the store
+about P times. An agent that leaves early (its own wait is used up, its client is gone) makes the
+next passenger the agent.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LocalFlight:
         self.compare(asked, now)
 
     def compare(self, asked: float, now: float) -> None:
-        """Note that the store's clock said ``now``, some time after we ``asked`` and before this."""
+        """Note that the store's clock said ``now``, after we ``asked`` and before this."""
         self._offset = max(asked - now, min(self._offset, clock() - now))
 
     @property

@@ -61,7 +61,7 @@ class Flier:
     def call(
         self, work: str = "gate", *, key: str = "k", count: int = 1, how: str = "thread"
     ) -> None:
-        """Let ``count`` callers arrive, as ``how``: "thread" or "task". ``work``: see fliers_child."""
+        """Let ``count`` callers arrive as threads or tasks. ``work``: see fliers_child."""
         self.pipe.send(("call", (work, key, count, how)))
 
     def open_gate(self) -> None:
@@ -123,7 +123,9 @@ class Flier:
 
 
 @contextmanager
-def fliers(number: int, url: str, store: str | None = None, **options: Any) -> Iterator[list[Flier]]:
+def fliers(
+    number: int, url: str, store: str | None = None, **options: Any
+) -> Iterator[list[Flier]]:
     """``number`` processes that share a server."""
     crew: list[Flier] = []
     try:
@@ -143,5 +145,3 @@ def executions(crew: list[Flier]) -> list[Event]:
 
 def now() -> float:
     return time.clock_gettime(time.CLOCK_MONOTONIC)
-
-

@@ -1,4 +1,4 @@
-"""What runs in the processes of ``fliers``. Importing it warms the server that they are forked from."""
+"""What runs in the processes of ``fliers``; it is imported before they are forked."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if not settings.configured:
     )
     django.setup()
 
-from django.core.cache import close_caches  # noqa: E402
-from django.test.utils import override_settings  # noqa: E402
+from django.core.cache import close_caches
+from django.test.utils import override_settings
 
-from singleflight_django import signals, tier  # noqa: E402
-from singleflight_django.functions import SingleFlight  # noqa: E402
-from singleflight_django.waiting import clock  # noqa: E402
-from tests.settings import django_redis  # noqa: E402
+from singleflight_django import signals, tier
+from singleflight_django.functions import SingleFlight
+from singleflight_django.waiting import clock
+from tests.settings import django_redis
 
 PATIENCE = 20.0
 
@@ -59,7 +59,7 @@ class Child:
     def thread(self, work: str, key: str) -> None:
         try:
             answer = self.flights.run(key, self.work, work)
-        except BaseException as error:  # noqa: B902
+        except BaseException as error:
             answer = type(error).__name__
         finally:
             close_caches()
@@ -73,7 +73,7 @@ class Child:
         self.tell("answer", answer)
 
     def work(self, kind: str) -> str:
-        """"gate", "gate then …", "instant", "raise", "exit", "interrupt", "die", or how many ms it takes."""
+        """Gate, gate then …, instant, raise, exit, interrupt, die, or how many ms it takes."""
         self.runs += 1
         answer = f"{os.getpid()}-{self.runs}"
         self.tell("executing", answer)

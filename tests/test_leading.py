@@ -67,7 +67,7 @@ async def aboard(number: int) -> None:
     def passengers() -> int:
         return sum(len(flight._passengers) for flight in tier._flights.values())
 
-    while passengers() != number:
+    while passengers() != number:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.001)
 
 
@@ -249,7 +249,7 @@ def test_a_loop_that_ends_with_a_leader_at_work_lets_the_lease_lapse(
 
     async def main() -> None:
         task = asyncio.create_task(flights.arun("k", hang))
-        while not tier._flights or not task:
+        while not tier._flights or not task:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)
 
@@ -295,7 +295,7 @@ async def test_ten_thousand_tasks_wait_on_one_connection_and_no_thread(
 
         followers = [asyncio.create_task(follow()) for _ in range(10_000)]
         await aboard(9_999)
-        while client.info("clients")["blocked_clients"] != 1:
+        while client.info("clients")["blocked_clients"] != 1:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
         assert len(client.client_list()) - connections <= 1
         assert threading.active_count() == threads

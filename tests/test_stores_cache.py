@@ -13,6 +13,7 @@ from django.core.cache import caches
 from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import Claim, Grant, Store
 from singleflight_django.stores.cache import CacheStore
+from singleflight_django.waiting import clock
 from tests.store_contract import LONG, Calls, StoreContract
 
 
@@ -134,3 +135,61 @@ def test_a_cache_that_ignores_errors_works_while_its_server_does() -> None:
     store = CacheStore("ignoring")
     assert isinstance(store.acquire("k", "a", LONG, 1, 0.0), Grant)
     assert store.release("k", "a") is True
+
+
+# What the store remembers of its own leases
+
+
+@pytest.mark.parametrize("alias", ["default", "locmem"])
+def test_two_keys_with_several_places_are_both_given_back(alias: str) -> None:
+    store = CacheStore(alias)
+    for key in ("k1", "k2"):
+        store.acquire(key, "other", LONG, 3, 0.0)
+        assert isinstance(store.acquire(key, "a", LONG, 3, 0.0), Grant)
+    assert store.renew([Claim("k1", "a", LONG), Claim("k2", "a", LONG)]) == [True, True]
+    assert store.release("k2", "a") is True
+    assert store.release("k1", "a") is True
+    assert store.release("k1", "a") is False
+
+
+def test_a_lease_of_another_store_object_is_found_by_its_text() -> None:
+    """As after a change of settings."""
+    CacheStore("locmem").acquire("k", "a", LONG, 1, 0.0)
+    assert CacheStore("locmem").renew([Claim("k", "a", LONG)]) == [True]
+    assert CacheStore("locmem").release("k", "a") is True
+
+
+def test_a_renewal_or_release_at_the_very_end_leaves_it_to_lapse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the read and the write the lease would end, and a successor's begin."""
+    monkeypatch.setattr("singleflight_django.stores.cache.MARGIN", LONG + 1)
+    store = CacheStore("locmem")
+    store.acquire("k", "a", LONG, 1, 0.0)
+    assert store.renew([Claim("k", "a", LONG)]) == [False]
+    assert store.release("k", "a") is True
+    assert caches["locmem"].get("k") is not None
+
+
+def test_leases_that_were_left_to_lapse_are_forgotten_some_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = CacheStore("locmem")
+    for number in range(1000):
+        store.acquire(f"k{number}", "a", LONG, 1, 0.0)
+    later = clock() + LONG + 100
+    monkeypatch.setattr("singleflight_django.stores.cache.clock", lambda: later)
+    store.acquire("k", "a", LONG, 1, 0.0)
+    assert list(store._held) == [("k", "a")]
+
+
+async def test_async_callers_use_the_connections_of_their_own_context(redis_client: Any) -> None:
+    """In a thread's copy of the context each call would make a cache, and connect, anew."""
+    store = CacheStore("core")
+    await store.aacquire("k", "a", LONG, 1, 0.0)
+    before = redis_client.info("stats")["total_connections_received"]
+    for _ in range(5):
+        await store.aacquire("k", "a", LONG, 1, 0.0)
+    assert await store.arelease("k", "a") is True
+    assert redis_client.info("stats")["total_connections_received"] == before
+    caches["core"].close()

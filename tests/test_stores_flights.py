@@ -19,7 +19,13 @@ from tests.flight_contract import AGAIN, DONE, FAILED, VACANT, FlightContract, F
 from tests.servers import Cluster, Sentinel
 from tests.settings import REDIS_URL
 from tests.store_contract import LONG, PATIENCE
-from tests.test_stores_redis import ENCODINGS, CacheAt, assert_all_end, cluster_alias, sentinel_alias
+from tests.test_stores_redis import (
+    ENCODINGS,
+    CacheAt,
+    assert_all_end,
+    cluster_alias,
+    sentinel_alias,
+)
 
 
 class OfRedis(FlightContract):
@@ -317,5 +323,3 @@ def test_the_last_look_finds_what_was_kept_meanwhile() -> None:
     leader = Flights(CacheStore("locmem"))
     led = leader.lead("a")
     assert isinstance(Flights(Slow("locmem")).join("b"), Kept)
-
-

@@ -283,9 +283,10 @@ def test_nobody_waits_where_there_is_no_seat_at_all() -> None:
 
 
 def test_a_seat_is_free_again_after_an_error() -> None:
-    with pytest.raises(KeyError), Seat(True, 1, "k") as seat:
+    with Seat(True, 1, "k") as seat:
         seat.take()
-        raise KeyError
+        with pytest.raises(TooManyFollowersError), Seat(True, 1, "k") as other:
+            other.take()
     with Seat(True, 1, "k") as seat:
         seat.take()
 

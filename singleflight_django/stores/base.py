@@ -197,7 +197,8 @@ class Store(ABC):
     def wait_landing(self, key: str, flight: int, seen: str, seconds: float) -> Landing | None:
         """Return the first landing of ``flight`` after ``seen``, or None after ``seconds``.
 
-        A store that wakes nobody (``longest_block`` is 0) only lets the time pass: to join again tells.
+        A store that wakes nobody (``longest_block`` is 0) only lets the time pass: to join again
+        tells.
         """
         self.rest(seconds)
         return None
@@ -211,7 +212,7 @@ class Store(ABC):
         """Drop the outcome that is kept for ``key``."""
 
     def now(self, key: str) -> float | None:
-        """The clock that says when a flight of ``key`` landed, in seconds; None: it can't be asked."""
+        """The clock that says when a flight of ``key`` landed, in seconds; None: there is none."""
         return None
 
     def rest(self, seconds: float) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.core.cache.backends.base import BaseCache
 from django.core.cache.backends.db import DatabaseCache
@@ -141,10 +142,10 @@ class CacheStore(CacheFlights):
 
     async def in_thread(self, call: Callable[..., _T], *args: Any) -> _T:
         """See Store.in_thread()."""
-        # Made here the cache, with its connections, stays in this context; in the thread's copy of
-        # it, it would be made anew for each call.
+        # Made here, the cache with its connections stays in this context; in a thread that asgiref
+        # hasn't moved the context to, it would be made anew for each call.
         usable_cache(self._alias)
-        return await super().in_thread(call, *args)
+        return await sync_to_async(call, thread_sensitive=False)(*args)
 
     def call(self, method: str, slot: str, *args: Any) -> Any:
         """Call a method of the cache; whatever goes wrong, the store can't tell."""

@@ -1,7 +1,7 @@
-"""Flights on a cache that only has ``add``: the lease tells who leads, other entries what became of it.
+"""Flights on a cache that only has ``add``: a lease tells who leads, other entries the outcome.
 
 Joining takes several steps here. The one that matters comes last: a caller that has won the lease
-looks once more whether the flight that it followed has landed meanwhile, and gives the lease back if so.
+looks once more whether the flight that it followed has landed meanwhile, and gives it back then.
 
 ``<key>``            the lease, whose text also names the flight and its fingerprint
 ``<key>#<flight>``   what became of a flight
@@ -51,7 +51,7 @@ class CacheFlights(Store):
         raise NotImplementedError
 
     def take(self, entry: str, token: str, ttl: float, more: str) -> tuple[str, float] | None:
-        """Take a lease: None if it is ours now, else the rest of the present one's text and its end."""
+        """Take a lease: None if it is ours now, else the rest of the present text, and its end."""
         raise NotImplementedError
 
     def join(self, key: str, joining: Joining) -> Joined:
@@ -118,7 +118,7 @@ class CacheFlights(Store):
         return Led(flight, None, state.takeovers, time.time())
 
     def _land(self, key: str, status: Status, publishing: Publishing) -> Status:
-        """Put the outcome where followers read it; where the cache refuses it, that there is none."""
+        """Put the outcome where followers read it; where the cache refuses it, say that."""
         entry, seconds = f"{key}#{publishing.flight}", math.ceil(publishing.linger + 1)
         # What tells one landing of a flight from the next: clocks of two machines may not.
         head = f"{time.time()} {publishing.token[:8]}"

@@ -123,7 +123,7 @@ local holder = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 
 if flight and holder[1] == token then return {'led', flight, known[9], takeovers, us(now)} end
 if holder[1] then
-  -- No flight's lease, or the server has evicted the flight: whoever comes waits for the lease to end.
+  -- No flight's lease, or the flight was evicted: whoever comes waits for the lease to end.
   if not flight then return {'busy', '0', math.ceil((holder[2] - now) / 1000), us(now)} end
   if known[2] ~= print then return {'mismatch'} end
   if now + wait * 1000 > till then redis.call('HSET', KEYS[3], 'till', us(now + wait * 1000)) end
@@ -166,8 +166,8 @@ return {'led', flight, us(fence), takeovers, us(now)}
 )
 
 # KEYS: lease, flight, outcome, apart.
-# ARGV: token, status, payload, keep, apart, retry, for how long followers in the leader's own process
-# wait at most, or 0 without any.
+# ARGV: token, status, payload, keep, apart, retry, for how long followers in the leader's own
+# process wait at most, or 0 without any.
 # Times in ms. Returns the status that followers see, or false if the lease was not the token's any
 # more.
 PUBLISH = _script(
