@@ -1,4 +1,4 @@
-"""How a view is coalesced: what its callers share, what they are told, and what is published."""
+"""How a view is coalesced: what its callers share, and what they are told."""
 
 from __future__ import annotations
 
@@ -22,25 +22,14 @@ from singleflight_django.exceptions import (
     UnshareableResultError,
 )
 from singleflight_django.fingerprints import afingerprint, fingerprint
-from singleflight_django.flights import APART, FlightGuard, FlightOptions, ended_its_process
+from singleflight_django.flights import FlightGuard, FlightOptions
 from singleflight_django.guards import checked_methods
 from singleflight_django.identity import aidentity, checked_vary, identity
 from singleflight_django.keys import KeySpec
-from singleflight_django.leading import Freight
-from singleflight_django.outcomes import freeze_result, replay
+from singleflight_django.outcomes import replay
 from singleflight_django.principals import Scope, check_scope
-from singleflight_django.raised import freeze_raised, status_of_raised
 from singleflight_django.records import UNREADABLE
 from singleflight_django.responses import aproblem, problem, refusal
-from singleflight_django.sharing import (
-    NEVER_SHARED,
-    Traces,
-    is_failure,
-    is_never_shared,
-    may_be_kept,
-    why_not,
-)
-from singleflight_django.stores.base import Status
 
 ALL_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 SAFE_METHODS = ("GET", "HEAD")
@@ -86,8 +75,7 @@ class Coalescer(FlightGuard):
         if print_ is None:
             return None
         who = identity(request, self.options.scope, self.options.vary)
-        # Waiting threads are workers: the other half is for other requests.
-        most = max(2, threading.active_count() // 2)
+        most = _half_of_the_workers()
         return self.flight(_one(keys, who), fingerprint=print_, blocking=True, max_followers=most)
 
     async def aflight_of(self, request: Any, args: tuple[Any, ...], kwargs: Any) -> Flight | None:
@@ -136,43 +124,17 @@ class Coalescer(FlightGuard):
             return await allowed if isawaitable(allowed) else allowed
         return await sync_to_async(self.authorize)(request)
 
-    def freight(self, flight: Flight, request: Any, result: Any, before: Traces) -> Freight:
-        """Return what is published of what the view returned."""
-        if is_failure(result):
-            return Status.FAILED, b"", 0.0, 0.0
-        if is_never_shared(result):
-            return Status.AGAIN, b"", 0.0, 0.0
-        options, most = self.options, self.max_bytes
-        reason = why_not(
-            request, result, options.scope, vary=options.vary, before=before, max_bytes=most
-        )
-        try:
-            if not reason:
-                payload = freeze_result(result, method=request.method)
-                return Status.DONE, payload, self.keep if may_be_kept(result) else 0.0, 0.0
-        except UnshareableResultError as error:
-            reason = str(error)
-        flight.tell("share_refused", reason=reason)
-        return Status.UNSHAREABLE, b"", 0.0, APART if request.method in SAFE_METHODS else 0.0
 
-    def freight_of_error(self, error: BaseException) -> Freight:
-        """Return what is published of what the view raised."""
-        status = status_of_raised(error)
-        payload = freeze_raised(error) if status else None
-        if ended_its_process(error):
-            return Status.VACANT, b"", 0.0, 0.0
-        if status in NEVER_SHARED:
-            return Status.AGAIN, b"", 0.0, 0.0
-        if payload is None:
-            return Status.FAILED, b"", 0.0, 0.0
-        return Status.DONE, payload, 0.0, 0.0
+def shared(request: Any, payload: bytes, how: str) -> Any:
+    """Return, or raise, what the leader's caller got. UNREADABLE if the record can't be read.
 
-
-def shared(payload: bytes, how: str) -> Any:
-    """Return, or raise, what the leader's caller got. UNREADABLE if the record can't be read."""
+    Raises UnshareableResultError where that leaves a caller of an unsafe method without an answer.
+    """
     result = replay(payload)
     if result is not UNREADABLE:
         tell_cache_status(result, how)
+    elif request.method not in SAFE_METHODS:
+        raise UnshareableResultError("The leader's answer can't be read here.")
     return result
 
 
@@ -190,11 +152,31 @@ def refuse_unauthorized(allowed: Any) -> None:
         raise PermissionDenied("This caller may not have the answer that another one got.")
 
 
-def reload_session(request: Any) -> None:
-    """Forget a session that was read before a wait: the leader may have changed it since."""
+def reload_session(request: Any) -> bool:
+    """Forget a session that was read before a wait: the leader may have changed it since.
+
+    Return whether there was one.
+    """
     session = getattr(unwrap(request), "session", None)
-    if session is not None and not getattr(session, "modified", True):
-        vars(session).pop("_session_cache", None)
+    if session is None or getattr(session, "modified", True):
+        return False
+    return vars(session).pop("_session_cache", None) is not None
+
+
+async def areload_session(request: Any) -> None:
+    """See reload_session(). It is read again at once: later, sync code may want it."""
+    if reload_session(request):
+        await unwrap(request).session.aget("")
+
+
+def _half_of_the_workers() -> int:
+    """Return how many threads may wait: the other half is for other requests."""
+    others = [
+        thread
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread() and not thread.name.startswith("singleflight-")
+    ]
+    return max(2, len(others) // 2)
 
 
 def _one(keys: tuple[str, ...], who: str) -> str:

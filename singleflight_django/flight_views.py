@@ -16,6 +16,7 @@ from singleflight_django.callers import Alone, Flight, Leading, Outcome, Shared
 from singleflight_django.coalescing import (
     SAFE_METHODS,
     Coalescer,
+    areload_session,
     refuse_unauthorized,
     reload_session,
     shared,
@@ -28,9 +29,9 @@ from singleflight_django.holding import outlives
 from singleflight_django.landing import land
 from singleflight_django.leading import Freight, lead_async
 from singleflight_django.placement import expose
+from singleflight_django.publishing import Call, freight_of_error
 from singleflight_django.raised import answer
 from singleflight_django.records import UNREADABLE
-from singleflight_django.sharing import Traces, traces
 from singleflight_django.steps import Steps
 from singleflight_django.stores.base import Kept, Status
 from singleflight_django.transactions import refuse_to_wait
@@ -59,6 +60,8 @@ def _coalesced(
         if flight is not None:
             refuse_to_wait(flight.key)
             outcome = run(join(flight))
+            if flight.seat.taken:
+                reload_session(request)
             if isinstance(outcome, Shared | Kept):
                 refuse_unauthorized(guard.authorize(request))
         given = _given(request, outcome)
@@ -69,8 +72,8 @@ def _coalesced(
     if given is not _VIEW:
         return given
     if flight is not None and isinstance(outcome, Leading):
-        return _lead(call, guard, flight, request)
-    reload_session(request)
+        return _lead(call, Call.begin(guard, flight, request, kwargs))
+    expose(request, guard.unprotected())
     return call()
 
 
@@ -85,6 +88,8 @@ async def _acoalesced(
             flight = await guard.aflight_of(request, args, kwargs)
         if flight is not None:
             outcome = await arun(join(flight))
+            if flight.seat.taken:
+                await areload_session(request)
             if isinstance(outcome, Shared | Kept):
                 refuse_unauthorized(await guard.aauthorize(request))
         given = _given(request, outcome)
@@ -95,17 +100,17 @@ async def _acoalesced(
     if given is not _VIEW:
         return given
     if flight is not None and isinstance(outcome, Leading):
-        return await _alead(_acalled(call), guard, flight, request)
-    reload_session(request)
+        return await _alead(_acalled(call), Call.begin(guard, flight, request, kwargs))
+    expose(request, guard.unprotected())
     return await _acalled(call)
 
 
 def _given(request: Any, outcome: Outcome | None) -> Any:
     """Return what somebody else's flight answers; _VIEW if the view has to."""
     if isinstance(outcome, Shared):
-        result = shared(outcome.payload, "fwd=miss; collapsed")
+        result = shared(request, outcome.payload, "fwd=miss; collapsed")
     elif isinstance(outcome, Kept):
-        result = shared(outcome.payload, f"hit; ttl={round(outcome.remaining)}")
+        result = shared(request, outcome.payload, f"hit; ttl={round(outcome.remaining)}")
     elif isinstance(outcome, Alone) and request.method not in SAFE_METHODS:
         raise UnshareableResultError(f"The leader's answer is not for sharing: {outcome.reason}.")
     else:
@@ -113,55 +118,54 @@ def _given(request: Any, outcome: Outcome | None) -> Any:
     return _VIEW if result is UNREADABLE else result
 
 
-def _lead(call: Callable[[], Any], guard: Coalescer, flight: Flight, request: Any) -> Any:
-    before = traces(request)
-    expose(request, flight.lease)
+def _lead(view: Callable[[], Any], call: Call) -> Any:
+    flight = call.flight
+    expose(call.request, flight.lease)
     try:
-        result = _answered(call, request)
+        result = _answered(view, call.request)
     except BaseException as error:
-        run(land(flight, *guard.freight_of_error(error)))
+        run(land(flight, *freight_of_error(error)))
         raise
     if isawaitable(result):
-        return _alead(result, guard, flight, request)
-    freight = _freight(guard, flight, request, before, result)
+        return _alead(result, call)
+    freight = _freight(call, result)
     if freight is not None:
-        guard.check_landed(flight, run(land(flight, *freight)))
+        call.guard.check_landed(flight, run(land(flight, *freight)))
     return result
 
 
-async def _alead(work: Awaitable[Any], guard: Coalescer, flight: Flight, request: Any) -> Any:
-    before = traces(request)
-    expose(request, flight.lease)
+async def _alead(work: Awaitable[Any], call: Call) -> Any:
+    expose(call.request, call.flight.lease)
     landed = await lead_async(
-        flight,
-        _aanswered(work, request),
-        partial(_freight, guard, flight, request, before),
-        guard.freight_of_error,
-        guard.max_run if _goes_on(request) else 0.0,
+        call.flight,
+        _aanswered(work, call.request),
+        partial(_freight, call),
+        freight_of_error,
+        call.guard.max_run if _goes_on(call.request) else 0.0,
     )
-    guard.check_landed(flight, landed.ours)
+    call.guard.check_landed(call.flight, landed.ours)
     return landed.result
 
 
-def _freight(
-    guard: Coalescer, flight: Flight, request: Any, before: Traces, result: Any
-) -> Freight | None:
+def _freight(call: Call, result: Any) -> Freight | None:
     """Return what to publish now; None if the response isn't done, and publishes later."""
+    request, flight = call.request, call.flight
+
+    streams = getattr(result, "streaming", False)
+    if streams:
+        # At its end, its headers will have been sent.
+        tell_cache_status(result, "fwd=miss")
 
     def end() -> Steps:
         if getattr(result, "is_rendered", True) is False:
             return land(flight, Status.FAILED)
-        return land(flight, *guard.freight(flight, request, result, before))
+        return land(flight, *call.freight(result))
 
     # A safe method's followers run on their own, and need not wait for the end of a stream.
-    streams = getattr(result, "streaming", False)
     waits = not (streams and request.method in SAFE_METHODS)
     if waits and outlives(result, request, flight.lease, end):
-        tell_cache_status(result, "fwd=miss")
         return None
-    freight = guard.freight(flight, request, result, before)
-    tell_cache_status(result, "fwd=miss; stored" if freight[0] == Status.DONE else "fwd=miss")
-    return freight
+    return call.freight(result)
 
 
 def _answered(call: Callable[[], Any], request: Any) -> Any:

@@ -23,6 +23,8 @@ class Seat:
     def __init__(self, blocking: bool, most: int | None, key: str) -> None:
         self._blocking, self._most, self._key = blocking, most, key
         self._mine = False
+        # Whether the caller has waited at all.
+        self.taken = False
 
     def take(self) -> None:
         """Raise TooManyFollowersError if all are taken: the last workers are for other requests."""
@@ -34,7 +36,7 @@ class Seat:
                     f"{self._most} callers wait in this process already.", key=self._key
                 )
             _taken[self._blocking] += 1
-            self._mine = True
+            self._mine = self.taken = True
 
     def __enter__(self) -> Self:
         return self

@@ -168,17 +168,12 @@ def _parse(text: object) -> _Named:
     parts = text if isinstance(text, tuple) else (text,)
     if not parts or not all(isinstance(part, str) and part for part in parts):
         raise TypeError(f"{text!r} is no constraint: {_FORMS}.")
-    owners, names = zip(*(_split(part) for part in parts), strict=True)
+    owners, _, names = zip(*(part.rpartition(".") for part in parts), strict=True)
     if any(part.count(".") not in (0, 2) for part in parts):
         raise ValueError(f"{text!r} is no constraint: {_FORMS}.")
     if set(owners) - {"", owners[0]}:
         raise ValueError(f"{text!r} are fields of several models: {_FORMS}.")
     return _Named(owners[0], names)
-
-
-def _split(part: str) -> tuple[str, str]:
-    owner, _, name = part.rpartition(".")
-    return owner, name
 
 
 def _matching(model: Model, names: tuple[str, ...]) -> list[Constraint]:

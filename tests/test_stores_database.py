@@ -32,6 +32,7 @@ from singleflight_django.stores.base import (
     Conflict,
     Grant,
     Joining,
+    Landing,
     Led,
     Publishing,
     Status,
@@ -59,17 +60,25 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 class OnATable:
-    """Empty tables, and real transactions."""
+    """Empty tables, real transactions, and connections that are kept as where no test runs."""
 
-    # Without a kept connection an async step on MariaDB takes a tenth of a second.
-    brief = 0.5
+    brief = 0.3
 
     @pytest.fixture
     def store(
-        self, database: str, django_db_setup: None, django_db_blocker: Any
+        self,
+        database: str,
+        django_db_setup: None,
+        django_db_blocker: Any,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> Iterator[Store]:
+        monkeypatch.delattr(mail, "outbox")
         with django_db_blocker.unblock():
             yield DatabaseStore("laws", database)
+            spares.spares.close_idle()
+            if spares.spares._reaper is not None:
+                spares.spares._reaper.cancel()
+                spares.spares._reaper = None
             for model in (Lease, Outcome, Group):
                 model.objects.using(database).all().delete()
             connections[database].close()
@@ -162,6 +171,27 @@ class TestFlights(OnATable, FlightContract):
         answers = at_once(8, lambda i: store.join(key, again._replace(token=f"t{i}")))
         assert {answer.flight for answer in answers} == {flight}
         return [type(answer) for answer in answers]
+
+    def test_an_own_flight_is_led_on_after_a_lost_reply(self, store: Store) -> None:
+        led = store.join("k", JOINING._replace(token="a"))
+        again = store.join("k", JOINING._replace(token="a"))
+        assert isinstance(led, Led)
+        assert isinstance(again, Led)
+        assert again[:3] == led[:3]
+
+    def test_too_many_dead_leaders_are_nothing_to_a_newcomer(self, store: Store) -> None:
+        """The flight's follower learns that it has failed; who comes by leads another one."""
+        led = store.join("k", JOINING._replace(token="a", ttl=0.2))
+        busy = store.join("k", JOINING._replace(token="b"))
+        assert isinstance(led, Led)
+        assert isinstance(busy, Busy)
+        time.sleep(busy.remaining + 0.002)
+        other = store.join("k", JOINING._replace(token="c", takeovers=0))
+        assert isinstance(other, Led)
+        assert other.flight > led.flight
+        failed = store.join("k", JOINING._replace(token="b", flight=led.flight))
+        assert isinstance(failed, Landing)
+        assert failed.status == Status.FAILED
 
     def test_the_clock_of_landings_can_be_asked(self, store: Store) -> None:
         led = store.join("k", JOINING._replace(token="a"))
@@ -569,19 +599,14 @@ class TestSpareConnections(OnATable):
     """Async callers, renewals and callers inside a transaction have connections of our own."""
 
     @pytest.fixture
-    def production(self, store: Store, monkeypatch: Any) -> Iterator[spares.Spares]:
-        """As where no test runs."""
-        monkeypatch.delattr(mail, "outbox")
-        yield spares.spares
-        spares.spares.close_idle()
-        if spares.spares._reaper is not None:
-            spares.spares._reaper.cancel()
-            spares.spares._reaper = None
+    def production(self, store: Store) -> spares.Spares:
+        return spares.spares
 
     def kept(self) -> list[Any]:
         return [spare.connection for spare in spares.spares._spares]
 
-    async def test_in_a_test_run_none_is_kept(self, store: Store) -> None:
+    async def test_in_a_test_run_none_is_kept(self, store: Store, monkeypatch: Any) -> None:
+        monkeypatch.setattr(mail, "outbox", [], raising=False)
         await store.aacquire("k", "a", LONG, 1, 0.0)
         assert self.kept() == []
 
@@ -634,10 +659,9 @@ class TestSpareConnections(OnATable):
     ) -> None:
         with own(database) as connection:
             pass
-        monkeypatch.setitem(connections[database].settings_dict, "NAME", "another")
-        assert production.take(database) is None
-        monkeypatch.undo()
-        monkeypatch.delattr(mail, "outbox")
+        with monkeypatch.context() as patch:
+            patch.setitem(connections[database].settings_dict, "NAME", "another")
+            assert production.take(database) is None
         assert production.take(database) is connection
         production.put(connection)
 

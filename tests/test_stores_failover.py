@@ -243,6 +243,18 @@ class TestAnOutage:
         await asyncio.to_thread(redis_server.start)
         await store.aforget("k")
 
+    def test_a_store_that_went_away_again_does_not_keep_a_lease_from_being_given_back(
+        self, redis_and_database: Store, redis_server: Valkey
+    ) -> None:
+        store = redis_and_database
+        redis_server.kill()
+        store.acquire("k", "a", LONG, 1, 0.0)
+        redis_server.start()
+        store.acquire("other", "b", LONG, 1, 0.0)
+        redis_server.kill()
+        assert store.release("k", "a") is True
+        assert isinstance(store.acquire("k", "c", LONG, 1, 0.0), Grant)
+
     def test_both_away_is_away(self, monkeypatch: Any) -> None:
         store = FailoverStore(store_on("dead", "laws"), store_on("dead_core", "laws"))
         with pytest.raises(StoreUnavailableError):
