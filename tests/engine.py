@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import redis
 
+from singleflight_django import lease as lease_module
 from singleflight_django.drivers import arun, run
 from singleflight_django.lease import Lease
 from singleflight_django.locking import Terms, acquire, release
 from singleflight_django.stores.base import Store
 
 PATIENCE = 20.0
+
+
+@pytest.fixture(autouse=True)
+def fresh_context() -> Iterator[None]:
+    """No test holds what another one failed to give back. To be imported by the test module."""
+    yield
+    lease_module._held.set(())
 
 
 class Ear:

@@ -23,6 +23,7 @@ from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE
 from singleflight_django.stores.registry import get_store
 from singleflight_django.waiting import clock
 from tests.engine import PATIENCE, Ear, agive_back, atake, entries, lease_on
+from tests.engine import fresh_context as fresh_context
 from tests.proxy import Proxy
 from tests.servers import Valkey, until
 

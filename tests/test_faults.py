@@ -26,26 +26,33 @@ from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE
 from singleflight_django.stores.registry import get_store
 from singleflight_django.waiting import clock
 from tests.engine import PATIENCE, entries, in_threads
+from tests.engine import fresh_context as fresh_context
 from tests.proxy import Proxy
 from tests.servers import Valkey, until
 
 CacheAt = Callable[..., str]
-SOCKET_TIMEOUT = 0.4
+SOCKET_TIMEOUT = 0.7
+# One budget and a busy machine; twice the budget is more.
+BUDGET = SOCKET_TIMEOUT + 0.6
 
 
-@pytest.fixture(params=["django_redis", "core"])
-def alias(request: pytest.FixtureRequest, proxy: Proxy, cache_at: CacheAt) -> str:
+def alias_at(proxy: Proxy, cache_at: CacheAt, backend: str) -> str:
     """A cache behind the proxy, whose server knows the scripts and where a connection is idle."""
-    name = {"django_redis": str.upper, "core": str.lower}[request.param]
+    name = {"django_redis": str.upper, "core": str.lower}[backend]
     options = {
         name("socket_timeout"): SOCKET_TIMEOUT,
         name("socket_connect_timeout"): SOCKET_TIMEOUT,
     }
-    made = cache_at(proxy.url(), backend=request.param, **options)
+    made = cache_at(proxy.url(), backend=backend, **options)
     with semaphore_lock("warm", cache=made):
         pass
     proxy.reset()
     return made
+
+
+@pytest.fixture
+def alias(proxy: Proxy, cache_at: CacheAt) -> str:
+    return alias_at(proxy, cache_at, "django_redis")
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def stopped(proxy: Proxy, server: Valkey) -> Iterator[None]:
 @contextmanager
 def paused(proxy: Proxy, server: Valkey) -> Iterator[None]:
     with server.client() as client:
-        client.client_pause(1500, all=True)
+        client.client_pause(2500, all=True)
         yield
         # It ends by itself: the command to end it would have to wait, too.
         client.ping()
@@ -160,12 +167,24 @@ def test_a_view_answers_503_within_one_budget_and_works_again(
     with fault():
         begin = clock()
         response = view(request())
-        assert clock() - begin < SOCKET_TIMEOUT + 0.35
+        assert clock() - begin < BUDGET
         assert response.status_code == 503
         assert response["Retry-After"] == "1"
         assert told == [("lease_rejected", signals.STORE_AWAY)]
     # What the store may have carried out is given back: nobody waits for a ttl.
     until(lambda: view(request()).status_code == 201, "the view to work again", within=5)
+
+
+@pytest.mark.parametrize("strike", [refused, hung], ids=["refused", "hung"])
+async def test_djangos_own_cache_is_no_different(
+    strike: Any, proxy: Proxy, cache_at: CacheAt, redis_server: Valkey
+) -> None:
+    alias = alias_at(proxy, cache_at, "core")
+    with strike(proxy, redis_server):
+        assert view_of(alias)(request()).status_code == 503
+        assert (await async_view_of(alias)(request())).status_code == 503
+        assert view_of(alias, on_store_error="proceed")(request()).status_code == 201
+    until(lambda: view_of(alias)(request()).status_code == 201, "the view to work", within=5)
 
 
 async def test_an_async_view_answers_503_within_one_budget_and_works_again(
@@ -177,7 +196,7 @@ async def test_an_async_view_answers_503_within_one_budget_and_works_again(
     with fault():
         begin = clock()
         response = await view(request())
-        assert clock() - begin < SOCKET_TIMEOUT + 0.35
+        assert clock() - begin < BUDGET
         assert response.status_code == 503
         assert told == [("lease_rejected", signals.STORE_AWAY)]
     for _ in range(500):
@@ -195,7 +214,7 @@ def test_proceed_runs_the_view_and_says_so(
     with fault():
         begin = clock()
         assert view(request()).status_code == 201
-        assert clock() - begin < SOCKET_TIMEOUT + 0.35
+        assert clock() - begin < BUDGET
     assert told == [("unprotected_run", signals.STORE_AWAY)]
     assert "unprotected_run" in caplog.text
 
@@ -227,7 +246,7 @@ def test_waiting_does_not_multiply_the_budget(alias: str, fault: Any) -> None:
     with fault():
         begin = clock()
         assert view_of(alias, wait=5)(request()).status_code == 503
-        assert clock() - begin < SOCKET_TIMEOUT + 0.35
+        assert clock() - begin < BUDGET
 
 
 def test_several_keys_do_not_multiply_the_budget(alias: str, fault: Any) -> None:
@@ -238,7 +257,7 @@ def test_several_keys_do_not_multiply_the_budget(alias: str, fault: Any) -> None
     with fault():
         begin = clock()
         assert view(request()).status_code == 503
-        assert clock() - begin < SOCKET_TIMEOUT + 0.35
+        assert clock() - begin < BUDGET
 
 
 # The store goes away while the lease is held
@@ -257,7 +276,7 @@ def test_the_work_is_not_undone_when_only_the_release_fails(
 
     begin = clock()
     assert view(request()).status_code == 201
-    assert clock() - begin < SOCKET_TIMEOUT + 0.35
+    assert clock() - begin < BUDGET
     faults.__exit__(None, None, None)
     with redis_server.client() as client:
         until(lambda: not entries(client, "lease"), "the lease to be given back", within=8)

@@ -18,8 +18,8 @@ from tests.proxy import Proxy
 from tests.servers import Valkey, until
 
 RUNS = int(os.environ.get("SINGLEFLIGHT_TEST_RUNS", "1"))
-# How long after the end of a dead leader's lease its successor may begin, in seconds. An idle machine
-# needs a few milliseconds (the promise is 0.12), one that runs other tests many more.
+# How long after the end of a dead leader's lease its successor may begin, in seconds. The promise
+# is 0.12 on an idle machine; one that runs other tests at once needs more.
 SOON = float(os.environ.get("SINGLEFLIGHT_TEST_SOON", "1.0"))
 
 repeated = pytest.mark.parametrize("turn", range(RUNS))

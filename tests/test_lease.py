@@ -16,6 +16,7 @@ from singleflight_django.lease import Lease, held_here
 from singleflight_django.stores.base import Store
 from singleflight_django.stores.registry import get_store
 from tests.engine import Ear, agive_back, give_back, lease_on, take
+from tests.engine import fresh_context as fresh_context
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from tests.engine import (
     lease_on,
     take,
 )
+from tests.engine import fresh_context as fresh_context
 from tests.proxy import Proxy
 from tests.servers import Valkey, until
 

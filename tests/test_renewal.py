@@ -26,6 +26,7 @@ from singleflight_django.stores.redis.store import Link, RedisStore
 from singleflight_django.stores.registry import get_store
 from singleflight_django.waiting import clock
 from tests.engine import PATIENCE, Ear, entries, give_back, in_threads, lease_on, take
+from tests.engine import fresh_context as fresh_context
 from tests.proxy import Proxy
 from tests.servers import until
 

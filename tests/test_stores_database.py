@@ -193,6 +193,9 @@ class TestFlights(OnATable, FlightContract):
         assert isinstance(failed, Landing)
         assert failed.status == Status.FAILED
 
+    def test_a_flight_that_nobody_knows_can_not_be_landed(self, store: Store) -> None:
+        assert store.publish("unknown", Publishing("a", 7, Status.DONE)) is None
+
     def test_the_clock_of_landings_can_be_asked(self, store: Store) -> None:
         led = store.join("k", JOINING._replace(token="a"))
         now = store.now("k")
@@ -653,6 +656,18 @@ class TestSpareConnections(OnATable):
             production._reaper.join(PATIENCE)
         assert self.kept() == []
         assert connection.connection is None
+
+    def test_one_that_was_just_used_is_looked_at_again_later(
+        self, production: spares.Spares, database: str
+    ) -> None:
+        with own(database):
+            pass
+        first = production._reaper
+        assert first is not None
+        first.cancel()
+        production._reap()
+        assert len(self.kept()) == 1
+        assert production._reaper not in (None, first)
 
     def test_a_database_with_another_name_gets_another_one(
         self, production: spares.Spares, database: str, monkeypatch: Any

@@ -165,8 +165,8 @@ def followed(session: Session, digest: str) -> bool:
 
 def now(session: Session) -> float:
     """Return the clock of the database, in seconds."""
-    row = session.row("SELECT {now}")
-    return 0.0 if row is None else float(row[0]) / 1e6
+    ((microseconds,),) = session.rows("SELECT {now}")
+    return float(microseconds) / 1e6
 
 
 def _busy(row: Row, flight: int) -> Busy:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from singleflight_django.stores.base import Claim, Conflict, Grant
-from singleflight_django.stores.database.sessions import Session, Vanished
+from singleflight_django.stores.database.sessions import Session, there
 
 # How long a fencing token is remembered, in lives of its lease.
 REMEMBERED = 10
@@ -72,15 +72,13 @@ def _acquire_of_several(
     session: Session, digest: str, key: str, token: str, ttl: float, limit: int
 ) -> Grant | Conflict:
     """The first place's row has the fence of all, and is locked since counting takes a while."""
-    if not session.change(_NEXT_FENCE, us(ttl) * REMEMBERED, digest):
-        raise Vanished
+    there(session.change(_NEXT_FENCE, us(ttl) * REMEMBERED, digest) or None)
     place = _look(session, digest, token, limit)
     if isinstance(place, Conflict):
         return place
-    fence = session.row(_FENCE, digest)
-    if fence is None or not _take(session, digest, place, key, token, ttl):
-        raise Vanished
-    return Grant(int(fence[0]))
+    there(_take(session, digest, place, key, token, ttl) or None)
+    (fence,) = there(session.row(_FENCE, digest))
+    return Grant(int(fence))
 
 
 def _look(session: Session, digest: str, token: str, limit: int) -> int | Conflict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from singleflight_django.stores.base import Landing, Status
-from singleflight_django.stores.database.sessions import Session, Vanished
+from singleflight_django.stores.database.sessions import Session, there
 
 # For how long an outcome is kept for followers beyond their longest wait, in µs.
 GRACE = 1_000_000
@@ -75,10 +75,7 @@ def read(session: Session, digest: str) -> Row | None:
 
 def lock(session: Session, digest: str) -> Row:
     """Return the row of a key, which nobody else writes until the transaction's end."""
-    found = session.row(_READ + "{for_update}", digest)
-    if found is None:
-        raise Vanished
-    return Row(*found)
+    return Row(*there(session.row(_READ + "{for_update}", digest)))
 
 
 def write(session: Session, digest: str, changes: dict[str, object]) -> None:

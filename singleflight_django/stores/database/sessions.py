@@ -29,6 +29,13 @@ class Vanished(Exception):  # noqa: N818 - not an error: the step begins again
     """A row was purged between two statements."""
 
 
+def there(found: _T | None) -> _T:
+    """Return ``found``, unless it is None: then the step begins again."""
+    if found is None:
+        raise Vanished
+    return found
+
+
 class Session:
     """A connection, for the statements of one step."""
 
@@ -95,8 +102,8 @@ def carry_out(
     Contention is tried again for a while, a connection that fails once on a fresh one.
     ``apart``: whether it must not be the caller's connection. Raises StoreUnavailableError.
     """
-    deadline, resent = Deadline(PATIENCE), False
-    for pause in pauses(LONGEST_PAUSE):
+    deadline, pause, resent = Deadline(PATIENCE), pauses(LONGEST_PAUSE), False
+    while True:
         try:
             with (
                 own(alias, fresh=resent)
@@ -109,8 +116,9 @@ def carry_out(
         if _is_contention(alias, failure):
             if not deadline.left():
                 break
-            time.sleep(pause)
-            deadline.spend(pause)
+            seconds = next(pause)
+            time.sleep(seconds)
+            deadline.spend(seconds)
         elif resent or not _is_outage(alias, failure):
             break
         else:

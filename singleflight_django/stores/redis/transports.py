@@ -192,7 +192,12 @@ class Failures:
 
     def demoted(self, replies: list[Any]) -> bool:
         """Whether the server is a replica: the primary is elsewhere now."""
-        return any(isinstance(reply, self._demoted) for reply in replies)
+        return any(
+            # Older drivers have no class for MASTERDOWN.
+            isinstance(reply, self._demoted) or str(reply).startswith("MASTERDOWN")
+            for reply in replies
+            if isinstance(reply, Exception)
+        )
 
     def final(self, error: Exception, seconds: float, within: float | None) -> bool:
         """Whether to leave it at ``error``, which came after so many seconds."""
