@@ -47,9 +47,7 @@ class Armoury:
         for name in vars(cls).keys() - known:
             near = get_close_matches(name, known, 1, 0.85)
             if name.startswith(f"{self.prefix}_") and near:
-                raise TypeError(
-                    f"{cls.__qualname__}.{name} has no effect. Did you mean {near[0]}?"
-                )
+                raise TypeError(f"{cls.__qualname__}.{name} has no effect. Did you mean {near[0]}?")
         self._guards[cls] = self._made(cls, {})
 
     def view(self, cls: type, view: Any, initkwargs: Mapping[str, Any]) -> Any:
@@ -109,9 +107,7 @@ class Armoury:
         if key is None:
             return {}
         by_name = key if isinstance(key, Mapping) else {_ANY: key}
-        return {
-            name: self.make(KeySpec(value), options, "", None) for name, value in by_name.items()
-        }
+        return {name: self.make(value, options, "", None) for name, value in by_name.items()}
 
     def _computes_key(self, cls: type) -> bool:
         return not hasattr(getattr(cls, f"get_{self.prefix}_key"), "is_default")

@@ -88,13 +88,20 @@ def _multipart(request: Any) -> list[object] | None:
             return None
         parser = MultiPartParser(inner.META, body, [_Hasher(inner)], inner.encoding)
         form, files = parser.parse()
-    if not form and not files:
+    if not form and not files and not _has_no_parts(inner):
         return None  # read as a stream before, perhaps: then any two would be equal
     try:
         pairs = [(name, str(value)) for name, values in _sorted(form) for value in values]
         return ["form", _without_csrf(pairs), list(_files(files))]
     except (AttributeError, OSError, ValueError):
         return None  # an upload handler or a parser put something else in its place
+
+
+def _has_no_parts(request: HttpRequest) -> bool:
+    """Whether the body is so short that it has but the last boundary."""
+    boundary = (request.content_params or {}).get("boundary", "")
+    length = request.META.get("CONTENT_LENGTH")
+    return str(length).isdecimal() and int(length) <= len(f"--{boundary}--\r\n")
 
 
 def _sorted(form: MultiValueDict[str, Any]) -> list[tuple[str, list[Any]]]:

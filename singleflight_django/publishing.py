@@ -56,10 +56,11 @@ class Call(NamedTuple):
 
     def _freight(self, result: Any) -> Freight:
         try:
-            if is_failure(result):
-                return Status.FAILED, b"", 0.0, 0.0
+            # Our own 503 tells of no failure of the view's.
             if is_never_shared(result):
                 return Status.AGAIN, b"", 0.0, 0.0
+            if is_failure(result):
+                return Status.FAILED, b"", 0.0, 0.0
             reason = self._why_not(result)
             if not reason:
                 payload = freeze_result(result, method=self.request.method)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,17 +21,15 @@ from django.http import (
     JsonResponse,
     StreamingHttpResponse,
 )
-from django.http.response import HttpResponseBase
-from django.template import Context, engines
+from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import path
 
 from singleflight_django import single_flight
 from singleflight_django.exceptions import LeaseLostError
 from singleflight_django.renewal import keeper
 from singleflight_django.seats import _taken
-from singleflight_django.stores.registry import get_store
 from tests.flying import acall, afly, call, fly, problem, seen, statuses, they_wait
 from tests.meeting import PATIENCE, Room, codes, listening, meet, urls
 from tests.servers import until
@@ -278,9 +276,7 @@ def raising(make: Callable[[], BaseException]) -> Answer:
 
 class TestWhatTheLeaderRaised:
     @pytest.mark.parametrize(("make", "code"), RAISED.values(), ids=RAISED)
-    def test_an_answer_of_djangos_is_shared(
-        self, make: Any, code: int, settings: Any
-    ) -> None:
+    def test_an_answer_of_djangos_is_shared(self, make: Any, code: int, settings: Any) -> None:
         room = Room()
         settings.ROOT_URLCONF = urls(flight()(sync_view(room, raising(make))))
         leader, follower = fly(room, call(), call())
@@ -361,18 +357,6 @@ class TestWhatTheLeaderRaised:
         assert room.visits == 2
 
 
-class Breaks(HttpResponse):
-    """A response that can't be frozen: its headers are broken."""
-
-    @property
-    def reason_phrase(self) -> Any:
-        return {1, 2}
-
-    @reason_phrase.setter
-    def reason_phrase(self, value: Any) -> None:
-        pass
-
-
 class Breakage(Http404):
     def __init__(self) -> None:
         super().__init__(Unprintable("x"))
@@ -387,9 +371,7 @@ class TestNothingLeavesAFlightUnlanded:
     """A bug of ours, or of the site's, on the way to the store is not the leader's client's."""
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    async def test_what_cant_be_frozen_is_the_leaders_alone(
-        self, kind: str, settings: Any
-    ) -> None:
+    async def test_what_cant_be_frozen_is_the_leaders_alone(self, kind: str, settings: Any) -> None:
         room = Room()
         make = sync_view if kind == "sync" else async_view
         settings.ROOT_URLCONF = urls(flight()(make(room, Unfreezable)))
@@ -440,7 +422,7 @@ class TestStreaming:
 
         def read() -> bytes:
             response = call()()
-            with response:
+            with contextlib.closing(response):
                 return b"".join(response)
 
         body, follower = fly(room, read, call())
@@ -682,9 +664,7 @@ class TestWithoutAStore:
         with listening("unprotected_run", "share_refused") as told:
             assert call(method)().status_code == code
         assert room.visits == (code == 201)
-        assert [name for name, _ in told] == [
-            "unprotected_run" if code == 201 else "share_refused"
-        ]
+        assert [name for name, _ in told] == ["unprotected_run" if code == 201 else "share_refused"]
 
     async def test_async(self, settings: Any) -> None:
         room = Room(open=True)
@@ -720,3 +700,94 @@ class TestLost:
                 Client().post("/7/")
         else:
             assert Client().post("/7/").content == b"made"
+
+
+class Sync:
+    """A middleware that knows no async: the work of its request can't outlive it."""
+
+    async_capable, sync_capable = False, True
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+
+class Gate:
+    """The inside of an async view, held without a thread."""
+
+    def __init__(self) -> None:
+        self.visits = self.ended = 0
+        self.entered, self.door = asyncio.Event(), asyncio.Event()
+
+    async def view(self, request: HttpRequest, pk: str) -> HttpResponse:
+        self.visits += 1
+        self.entered.set()
+        try:
+            await asyncio.wait_for(self.door.wait(), PATIENCE)
+        finally:
+            self.ended += 1
+        return HttpResponse("made", status=201)
+
+
+class TestDisconnects:
+    """D46, D47: a client that goes away cancels the task of its request."""
+
+    @staticmethod
+    async def leaves(task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def test_a_leader_goes_on_for_its_followers(self, settings: Any) -> None:
+        gate = Gate()
+        settings.ROOT_URLCONF = urls(flight()(gate.view))
+        leader = asyncio.ensure_future(acall()())
+        await asyncio.wait_for(gate.entered.wait(), PATIENCE)
+        followers = [asyncio.ensure_future(acall()()) for _ in range(3)]
+        await asyncio.to_thread(they_wait, 3)
+        await self.leaves(leader)
+        assert gate.ended == 0
+        gate.door.set()
+        assert codes(await asyncio.gather(*followers)) == [201] * 3
+        assert gate.visits == 1
+
+    async def test_without_followers_it_is_cancelled(self, settings: Any) -> None:
+        gate = Gate()
+        settings.ROOT_URLCONF = urls(flight()(gate.view))
+        leader = asyncio.ensure_future(acall()())
+        await asyncio.wait_for(gate.entered.wait(), PATIENCE)
+        await self.leaves(leader)
+        await asyncio.to_thread(until, lambda: gate.ended, "the end of the work", PATIENCE)
+        assert not gate.door.is_set()
+
+    @pytest.mark.parametrize("why", ["max_run", "middleware"])
+    async def test_where_it_cant_go_on_a_follower_takes_over(self, why: str, settings: Any) -> None:
+        if why == "middleware":
+            settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Sync"]
+        gate = Gate()
+        options = {"max_run": 0.05} if why == "max_run" else {}
+        settings.ROOT_URLCONF = urls(flight(ttl=0.3, **options)(gate.view))
+        leader = asyncio.ensure_future(acall()())
+        await asyncio.wait_for(gate.entered.wait(), PATIENCE)
+        follower = asyncio.ensure_future(acall()())
+        await asyncio.to_thread(they_wait, 1)
+        gate.entered.clear()
+        await self.leaves(leader)
+        await asyncio.wait_for(gate.entered.wait(), PATIENCE)
+        gate.door.set()
+        assert (await follower).status_code == 201
+        assert gate.visits == 2
+
+    async def test_a_follower_that_leaves_harms_nobody(self, settings: Any) -> None:
+        gate = Gate()
+        settings.ROOT_URLCONF = urls(flight()(gate.view))
+        leader = asyncio.ensure_future(acall()())
+        await asyncio.wait_for(gate.entered.wait(), PATIENCE)
+        gone, stays = (asyncio.ensure_future(acall()()) for _ in range(2))
+        await asyncio.to_thread(they_wait, 2)
+        await self.leaves(gone)
+        gate.door.set()
+        assert codes(await asyncio.gather(leader, stays)) == [201, 201]
+        assert gate.visits == 1

@@ -19,7 +19,7 @@ from singleflight_django.stores.base import (
     Status,
     Store,
 )
-from singleflight_django.testing.contract.calling import LONG, PATIENCE, closing
+from singleflight_django.testing.contract.calling import LONG, closing
 
 DONE, FAILED, AGAIN, VACANT = Status.DONE, Status.FAILED, Status.AGAIN, Status.VACANT
 
@@ -67,13 +67,10 @@ class Flights:
         return landing
 
     def news(self, token: str, flight: int, seen: str = "0", **more: Any) -> Joined:
-        """What a follower of ``flight`` learns, as soon as it isn't busy any more."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            assert time.monotonic() < deadline, "nothing ever became of it"
-            news = self.wait(flight, seen) or self.join(token, flight=flight, seen=seen, **more)
-            if not isinstance(news, Busy):
-                return news
+        """What a follower of ``flight`` learns once something has become of it."""
+        news = self.wait(flight, seen) or self.join(token, flight=flight, seen=seen, **more)
+        assert not isinstance(news, Busy), news
+        return news
 
     def lapse(self, token: str, **more: Any) -> None:
         """Return when the lease that ``token`` was told of has ended."""
