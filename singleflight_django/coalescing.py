@@ -152,20 +152,20 @@ def refuse_unauthorized(allowed: Any) -> None:
         raise PermissionDenied("This caller may not have the answer that another one got.")
 
 
-def reload_session(request: Any) -> bool:
+def forget_session(request: Any) -> None:
     """Forget a session that was read before a wait: the leader may have changed it since.
 
-    Return whether there was one.
+    It is read again when somebody wants it, as late as can be: its leader has yet to save it.
     """
     session = getattr(unwrap(request), "session", None)
-    if session is None or getattr(session, "modified", True):
-        return False
-    return vars(session).pop("_session_cache", None) is not None
+    if session is not None and not getattr(session, "modified", True):
+        vars(session).pop("_session_cache", None)
 
 
-async def areload_session(request: Any) -> None:
-    """See reload_session(). It is read again at once: later, sync code may want it."""
-    if reload_session(request):
+async def read_session_again(request: Any) -> None:
+    """Read a session that was forgotten, before sync code in an async view may want it."""
+    session = getattr(unwrap(request), "session", None)
+    if getattr(session, "accessed", False) and not hasattr(session, "_session_cache"):
         await unwrap(request).session.aget("")
 
 

@@ -100,8 +100,8 @@ def _multipart(request: Any) -> list[object] | None:
 def _has_no_parts(request: HttpRequest) -> bool:
     """Whether the body is so short that it has but the last boundary."""
     boundary = (request.content_params or {}).get("boundary", "")
-    length = request.META.get("CONTENT_LENGTH")
-    return str(length).isdecimal() and int(length) <= len(f"--{boundary}--\r\n")
+    length = str(request.META.get("CONTENT_LENGTH"))
+    return length.isdecimal() and int(length) <= len(f"--{boundary}--\r\n")
 
 
 def _sorted(form: MultiValueDict[str, Any]) -> list[tuple[str, list[Any]]]:

@@ -16,9 +16,9 @@ from singleflight_django.callers import Alone, Flight, Leading, Outcome, Shared
 from singleflight_django.coalescing import (
     SAFE_METHODS,
     Coalescer,
-    areload_session,
+    forget_session,
+    read_session_again,
     refuse_unauthorized,
-    reload_session,
     shared,
     tell_cache_status,
 )
@@ -61,7 +61,7 @@ def _coalesced(
             refuse_to_wait(flight.key)
             outcome = run(join(flight))
             if flight.seat.taken:
-                reload_session(request)
+                forget_session(request)
             if isinstance(outcome, Shared | Kept):
                 refuse_unauthorized(guard.authorize(request))
         given = _given(request, outcome)
@@ -89,7 +89,7 @@ async def _acoalesced(
         if flight is not None:
             outcome = await arun(join(flight))
             if flight.seat.taken:
-                await areload_session(request)
+                forget_session(request)
             if isinstance(outcome, Shared | Kept):
                 refuse_unauthorized(await guard.aauthorize(request))
         given = _given(request, outcome)
@@ -99,6 +99,7 @@ async def _acoalesced(
         given = _VIEW
     if given is not _VIEW:
         return given
+    await read_session_again(request)
     if flight is not None and isinstance(outcome, Leading):
         return await _alead(_acalled(call), Call.begin(guard, flight, request, kwargs))
     expose(request, guard.unprotected())

@@ -59,13 +59,23 @@ async def _lead(
         result = await work
         load = freight(result)
     except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+        if _is_given_up(error):
             lapse(flight)
         else:
             await arun(land(flight, *freight_of_error(error)))
         raise
     return Landed(result, True if load is None else await arun(land(flight, *load)))
+
+
+def _is_given_up(error: BaseException) -> bool:
+    """Whether nobody awaits the work any more, which may go on in a thread."""
+    if isinstance(error, GeneratorExit):
+        # Nor may anything else be awaited here.
+        return True
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _go_on(flight: Flight, task: asyncio.Task[Landed], max_run: float) -> None:

@@ -41,11 +41,16 @@ async def waiting(request: HttpRequest) -> HttpResponse:
 def _site(view: Any) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
     django.setup()
+    from django.views.decorators.csrf import csrf_exempt
+
     from singleflight_django import single_flight
     from tests import urls
 
     flight = single_flight(key="lesson:<pk>", namespace="site", max_followers=100)
-    urls.urlpatterns[:] = [path("waiting", waiting), path("lessons/<str:pk>/", flight(view))]
+    urls.urlpatterns[:] = [
+        path("waiting", waiting),
+        path("lessons/<str:pk>/", csrf_exempt(flight(view))),
+    ]
 
 
 def wsgi() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,10 +25,17 @@ def they_wait(number: int) -> None:
     until(lambda: sum(_taken.values()) >= number, f"{number} followers", PATIENCE)
 
 
-def fly(room: Room, first: Send, *others: Send, waiting: int | None = None) -> list[Any]:
+def fly(
+    room: Room,
+    first: Send,
+    *others: Send,
+    waiting: int | None = None,
+    meanwhile: Sequence[Send] = (),
+) -> list[Any]:
     """Call ``first``, and once it is in the room the others; return what all of them returned.
 
-    The door opens when ``waiting`` of the others wait, by default all.
+    When ``waiting`` of the others wait, by default all, those of ``meanwhile`` are called, which
+    don't wait; then the door opens.
     """
     with ThreadPoolExecutor(len(others) + 1) as pool:
         running = [pool.submit(_closing, first)]
@@ -36,9 +43,10 @@ def fly(room: Room, first: Send, *others: Send, waiting: int | None = None) -> l
             room.wait()
             running += [pool.submit(_closing, other) for other in others]
             they_wait(len(others) if waiting is None else waiting)
+            at_once = [send() for send in meanwhile]
         finally:
             room.door.set()
-        return [one.result(PATIENCE) for one in running]
+        return [*(one.result(PATIENCE) for one in running), *at_once]
 
 
 def _closing(send: Send) -> Any:

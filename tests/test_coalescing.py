@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from rest_framework.viewsets import ViewSet
 from singleflight_django import SingleFlightMixin, single_flight
 from singleflight_django.coalescing import Coalescer, ViewOptions
 from tests.flying import acall, afly, call, fly, problem, seen, statuses
-from tests.meeting import Room, codes, listening, urls
+from tests.meeting import PATIENCE, Room, codes, listening, urls
 
 pytestmark = pytest.mark.filterwarnings("ignore:Returning tuple:DeprecationWarning")
 
@@ -332,7 +333,12 @@ class TestTheSessionAfterAWait:
     ) -> None:
         settings.SESSION_ENGINE = "django.contrib.sessions.backends.cache"
         settings.SESSION_SAVE_EVERY_REQUEST = every
-        settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.ReadsTheSession"]
+        settings.MIDDLEWARE = [
+            f"{__name__}.tells_when_all_is_saved",
+            *settings.MIDDLEWARE,
+            f"{__name__}.reads_the_session",
+        ]
+        _all_is_saved.clear()
         session = await asyncio.to_thread(_new_session)
         room = Room()
 
@@ -354,6 +360,30 @@ class TestTheSessionAfterAWait:
         again = await asyncio.to_thread(lambda: dict(type(session)(session.session_key).items()))
         assert again == {"cart": "full", "was": "read"}
 
+    async def test_who_runs_the_view_after_all_finds_a_new_one(self, settings: Any) -> None:
+        settings.SESSION_ENGINE = "django.contrib.sessions.backends.cache"
+        settings.MIDDLEWARE = [
+            f"{__name__}.tells_when_all_is_saved",
+            *settings.MIDDLEWARE,
+            f"{__name__}.reads_the_session",
+        ]
+        session = await asyncio.to_thread(_new_session)
+        room = Room()
+        found: list[Any] = []
+
+        async def view(request: HttpRequest, pk: str) -> HttpResponse:
+            first = not room.entered.is_set()
+            await room.astay()
+            # Synchronously, as it could before: a middleware has read the session.
+            found.append(request.session.get("was"))
+            return HttpResponse(status=403 if first else 200)
+
+        settings.ROOT_URLCONF = urls(flight(view))
+        _all_is_saved.set()
+        send = acall(headers={"Cookie": f"sessionid={session.session_key}"})
+        assert codes(await afly(room, send, send)) == [403, 200]
+        assert found == ["read", "read"]
+
 
 def _new_session() -> Any:
     from django.contrib.sessions.backends.cache import SessionStore
@@ -366,9 +396,25 @@ def _new_session() -> Any:
     return session
 
 
-def ReadsTheSession(get_response: Any) -> Any:
+_all_is_saved = threading.Event()
+
+
+def tells_when_all_is_saved(get_response: Any) -> Any:
+    def middleware(request: HttpRequest) -> Any:
+        response = get_response(request)
+        if response.status_code == 200:
+            _all_is_saved.set()
+        return response
+
+    return middleware
+
+
+def reads_the_session(get_response: Any) -> Any:
     def middleware(request: HttpRequest) -> Any:
         request.session.get("was")
-        return get_response(request)
+        response = get_response(request)
+        # The leader's session is saved after its flight has landed.
+        assert response.status_code == 200 or _all_is_saved.wait(PATIENCE)
+        return response
 
     return middleware

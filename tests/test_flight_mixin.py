@@ -22,7 +22,7 @@ from rest_framework.viewsets import ViewSet
 
 from singleflight_django import SemaphoreLockMixin, SingleFlightMixin
 from tests.flying import acall, afly, call, fly, seen, statuses
-from tests.meeting import Room, codes, held, listening, meet, urls
+from tests.meeting import Room, codes, held, listening, meet, request_like, urls
 
 
 def view_in(room: Room, *bases: type, **attributes: Any) -> Any:
@@ -119,6 +119,10 @@ class TestPlacements:
 
 
 class TestMisplaced:
+    def test_the_default_key_is_not_for_calling(self) -> None:
+        with pytest.raises(NotImplementedError, match="flight_key says"):
+            view_in(Room())().get_flight_key(request_like())
+
     def test_after_view(self) -> None:
         with pytest.raises(TypeError, match=r"class Late\(SingleFlightMixin, \.\.\.\)"):
             type("Late", (View, SingleFlightMixin), {"flight_key": "x"})
@@ -155,7 +159,7 @@ class TestAfterTheChecks:
         room = Room()
         bases = [SingleFlightMixin, mixin] if first == "flight" else [mixin, SingleFlightMixin]
         allowed = lambda self: "X-May" in self.request.headers  # noqa: E731
-        settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.MayBeSomebody"]
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.may_be_somebody"]
         view = view_in(room, *bases, View, test_func=allowed, flight_scope="global")
         settings.ROOT_URLCONF = urls(view.as_view(raise_exception=True))
         may = call(headers={"X-May": "1"})
@@ -163,7 +167,7 @@ class TestAfterTheChecks:
         assert room.visits == 1
 
 
-def MayBeSomebody(get_response: Any) -> Any:
+def may_be_somebody(get_response: Any) -> Any:
     from django.contrib.auth.models import AnonymousUser, User
 
     def middleware(request: Any) -> Any:

@@ -26,12 +26,12 @@ from django.template.response import TemplateResponse
 from django.test import Client
 from django.urls import path
 
-from singleflight_django import single_flight
+from singleflight_django import publishing, single_flight
 from singleflight_django.exceptions import LeaseLostError
 from singleflight_django.renewal import keeper
 from singleflight_django.seats import _taken
 from tests.flying import acall, afly, call, fly, problem, seen, statuses, they_wait
-from tests.meeting import PATIENCE, Room, codes, listening, meet, urls
+from tests.meeting import PATIENCE, Room, codes, listening, meet, request_like, urls
 from tests.servers import until
 
 flight = functools.partial(single_flight, key="lesson:<pk>")
@@ -209,13 +209,26 @@ class TestOneAnswerForAll:
         settings.ROOT_URLCONF = urls(flight(**options)(view if send == "sync" else aview))
         assert (await acall("get")()).content == b"on its own"
 
+    async def test_an_object_whose_call_is_async_but_that_is_not_marked(self) -> None:
+        class Unmarked:
+            async def __call__(self, request: Any, pk: str) -> Any:
+                request.lease.check()
+                return HttpResponse("made")
+
+        def returns_it(request: Any, pk: str) -> Any:
+            return Unmarked()(request, pk)
+
+        for view in (Unmarked(), returns_it):
+            response = await flight()(view)(request_like(), pk="7")
+            assert statuses([response]) == [LED]
+
 
 class TestRendering:
     def test_the_middlewares_process_template_response_is_in_the_answer(
         self, settings: Any
     ) -> None:
         room = Room()
-        settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Renames"]
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.renames"]
         settings.ROOT_URLCONF = urls(flight()(sync_view(room, ANSWERS["rendered"])))
         leader, follower = fly(room, call(), call())
         assert leader.content == follower.content == b"made by a middleware"
@@ -231,13 +244,13 @@ class TestRendering:
 
     def test_what_is_replaced_before_it_is_rendered_has_failed(self, settings: Any) -> None:
         room = Room()
-        settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Replaces"]
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.replaces"]
         settings.ROOT_URLCONF = urls(flight()(sync_view(room, ANSWERS["rendered"])))
         leader, follower = fly(room, call(), call())
         assert codes([leader, follower]) == [200, 503]
 
 
-def Renames(get_response: Any) -> Any:
+def renames(get_response: Any) -> Any:
     class Middleware:
         def __call__(self, request: Any) -> Any:
             return get_response(request)
@@ -249,7 +262,7 @@ def Renames(get_response: Any) -> Any:
     return Middleware()
 
 
-def Replaces(get_response: Any) -> Any:
+def replaces(get_response: Any) -> Any:
     class Middleware:
         def __call__(self, request: Any) -> Any:
             return get_response(request)
@@ -385,7 +398,7 @@ class TestNothingLeavesAFlightUnlanded:
     def test_an_exception_without_a_text_is_a_failure(self, settings: Any) -> None:
         room = Room()
         settings.ROOT_URLCONF = urls(flight()(sync_view(room, raising(Breakage))))
-        leader, follower = fly(room, call(), call())
+        _, follower = fly(room, call(), call())
         assert follower.status_code == 503
         assert room.visits == 1
 
@@ -487,32 +500,23 @@ class TestWhatIsNotForSharing:
         assert room.visits == 3
 
 
-def _old_records() -> Any:
-    """Records as another version of this package may have left them."""
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(
-        "singleflight_django.publishing.freeze_result", lambda *args, **kwargs: b"\x00of old"
-    )
-
-    class Undo:
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *exc_info: object) -> None:
-            monkeypatch.undo()
-
-    return Undo()
+@contextlib.contextmanager
+def _old_records() -> Iterator[None]:
+    """Records are as another version of this package may have left them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "freeze_result", lambda *args, **kwargs: b"\x00of old")
+        yield
 
 
 class TestFingerprint:
     def test_another_content_under_way_is_409_at_once(self, settings: Any) -> None:
         room = Room()
         settings.ROOT_URLCONF = urls(flight()(sync_view(room, ANSWERS["plain"])))
-        leader, other, same = fly(
+        leader, same, other = fly(
             room,
             call(data={"title": "a"}),
-            call(data={"title": "b"}),
             call(data={"title": "a"}),
-            waiting=1,
+            meanwhile=[call(data={"title": "b"})],
         )
         assert codes([leader, other, same]) == [201, 409, 201]
         assert problem(other) == "fingerprint-mismatch"
@@ -561,8 +565,11 @@ class TestWaiting:
     def test_too_many_followers_are_503_at_once(self, settings: Any) -> None:
         room = Room()
         settings.ROOT_URLCONF = urls(flight(max_followers=1)(sync_view(room, ANSWERS["plain"])))
-        answers = fly(room, call(), call(), call(), waiting=1)
-        assert sorted(codes(answers)) == [201, 201, 503] or codes(answers)[0] == 201
+        *answers, refused = fly(room, call(), call(), meanwhile=[call()])
+        assert codes(answers) == [201, 201]
+        assert problem(refused) == "too-many-followers"
+        assert refused["Retry-After"] == "1"
+        assert room.visits == 1
 
     def test_max_followers_0_lets_nobody_wait(self, settings: Any) -> None:
         room = Room()
@@ -791,3 +798,15 @@ class TestDisconnects:
         gate.door.set()
         assert codes(await asyncio.gather(leader, stays)) == [201, 201]
         assert gate.visits == 1
+
+    async def test_a_coroutine_that_is_closed_leaves_its_flight(self) -> None:
+        gate = Gate()
+        work = flight(ttl=60)(gate.view)(request_like(), pk="7")
+        task = asyncio.ensure_future(work)
+        await asyncio.wait_for(gate.entered.wait(), PATIENCE)
+        with listening("flight_failed") as told:
+            work.close()
+        assert [facts.reason for _, facts in told] == ["abandoned"]
+        task.cancel()
+        with pytest.raises(RuntimeError, match="already awaited"):
+            await task
