@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from singleflight_django.responses import aproblem, problem, refusal
 
 ALL_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 SAFE_METHODS = ("GET", "HEAD")
+
+_LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,12 +174,11 @@ async def read_session_again(request: Any) -> None:
 
 def _half_of_the_workers() -> int:
     """Return how many threads may wait: the other half is for other requests."""
-    others = [
-        thread
-        for thread in threading.enumerate()
-        if thread is not threading.main_thread() and not thread.name.startswith("singleflight-")
-    ]
-    return max(2, len(others) // 2)
+    # Its fellow workers are called as it is, but for the last number: "ThreadPoolExecutor-0_3".
+    # Other threads of the process (the keeper's, a monitor's) answer no requests.
+    pool = _LAST_NUMBER.sub("", threading.current_thread().name)
+    names = [_LAST_NUMBER.sub("", thread.name) for thread in threading.enumerate()]
+    return max(2, names.count(pool) // 2)
 
 
 def _one(keys: tuple[str, ...], who: str) -> str:

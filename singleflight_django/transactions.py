@@ -46,7 +46,7 @@ def opt_out(view: Any) -> None:
 
 def with_transactions(call: Callable[[], Any], request: Any) -> Callable[[], Any]:
     """Return ``call`` in the transactions that Django left to us for this request."""
-    match = getattr(unwrap(request), "resolver_match", None)
+    match: Any = getattr(unwrap(request), "resolver_match", None)
     marker = getattr(getattr(match, "func", None), _MARKER, None)
     if not isinstance(marker, OptOut) or any(_open_connections()):
         return call
@@ -148,5 +148,5 @@ def _forget(lease: Lease) -> None:
 
 def _open_connections() -> Iterator[Any]:
     for connection in connections.all(initialized_only=True):
-        if any(not block._from_testcase for block in connection.atomic_blocks):
+        if any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
             yield connection

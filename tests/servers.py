@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -27,11 +28,15 @@ STARTS_WITHIN = 20.0
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that nobody listens on.
+
+    Not one that the kernel offers: it offers the next process the same before a server has it.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def port_of(url: str) -> int:

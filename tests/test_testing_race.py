@@ -206,7 +206,7 @@ class TestWhatAChildSends:
         processes._report(transaction.get_autocommit, sending)
 
         assert pickle.loads(receiving.recv_bytes()) == (True, None)
-        (wrapper,) = kept
+        wrapper = next(one for one in kept if one.alias == "default")
         assert wrapper.connection is ours
         with wrapper.cursor() as cursor:
             cursor.execute("SELECT 1")
