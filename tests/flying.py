@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext
@@ -70,7 +71,7 @@ async def afly(room: Room, first: Asend, *others: Asend, waiting: int | None = N
 
 def call(method: str = "post", path: str = "/7/", **kwargs: Any) -> Send:
     """A request through the WSGI handler, of a client of its own, to be made later."""
-    return lambda: getattr(Client(raise_request_exception=False), method)(path, **kwargs)
+    return lambda: _sender(Client, method, kwargs)(path)
 
 
 def acall(method: str = "post", path: str = "/7/", **kwargs: Any) -> Asend:
@@ -79,10 +80,16 @@ def acall(method: str = "post", path: str = "/7/", **kwargs: Any) -> Asend:
     async def send() -> Any:
         # As Django's own ASGI handler does: each request has a thread of its own for sync code.
         async with ThreadSensitiveContext():
-            client = AsyncClient(raise_request_exception=False)
-            return await getattr(client, method)(path, **kwargs)
+            return await _sender(AsyncClient, method, kwargs)(path)
 
     return send
+
+
+def _sender(kind: Any, method: str, kwargs: dict[str, Any]) -> Any:
+    """The method of a new client. A header Cookie becomes its cookies: Django 5.2 spoils the header."""
+    client, headers = kind(raise_request_exception=False), dict(kwargs.get("headers") or {})
+    client.cookies.load(headers.pop("Cookie", ""))
+    return partial(getattr(client, method), **{**kwargs, "headers": headers})
 
 
 def seen(response: Any) -> tuple[Any, ...]:
