@@ -93,8 +93,8 @@ def _add_database(alias: str, **different: Any) -> Iterator[str]:
     )[alias]
     os.environ[run.MORE_DATABASES] = f"{os.environ.get(run.MORE_DATABASES, '')} {alias}"
     creation = connections[alias].creation
-    # Django 6.1 has taken the serializing out, and warns of the argument.
-    options = {} if django.VERSION >= (6, 1) else {"serialize": False}
+    # Django 6.0 has taken the serializing out, and warns of the argument.
+    options = {} if django.VERSION >= (6, 0) else {"serialize": False}
     name = creation.create_test_db(verbosity=0, autoclobber=True, **options)
     yield alias
     creation.destroy_test_db(name, verbosity=0)

@@ -45,9 +45,8 @@ class LandingLaws(FlightLaws):
     @in_a_loop
     async def test_of_many_tasks_at_once_one_leads(self, store: Store) -> None:
         joining = Joining("", LONG, LONG)
-        joined = await asyncio.gather(
-            *(closing(store.ajoin("k", joining._replace(token=f"t{n}"))) for n in range(16))
-        )
+        callers = (store.ajoin("k", joining._replace(token=f"t{n}")) for n in range(16))
+        joined = await closing(asyncio.gather(*callers))
         assert sum(isinstance(one, Led) for one in joined) == 1
         assert sum(isinstance(one, Busy) for one in joined) == 15
 
