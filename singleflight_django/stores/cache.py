@@ -150,8 +150,8 @@ class CacheStore(CacheFlights):
     def call(self, method: str, slot: str, *args: Any) -> Any:
         """Call a method of the cache; whatever goes wrong, the store can't tell."""
         cache = usable_cache(self._alias)
-        # The tasks of one context share the object, each in a thread of its own: clients of memcached
-        # mix the replies up then (measured: NOT_STORED, the answer to an add, came back to a get).
+        # The tasks of one context share the object, each in a thread of its own, and not every client
+        # bears that: sixteen threads on one of pymemcache's wait for ever (measured).
         turn = vars(cache).setdefault("_singleflight_turn", threading.Lock())
         try:
             with turn:
