@@ -7,6 +7,7 @@ POLL_MAX_WAIT_SEC  longest time a caller waits; the library reads it itself
 SINGLEFLIGHT_STORE the kind of store, where it isn't to be chosen by the cache's backend
 LESSON_WORK_MS     how long a lesson's creation takes (30)
 MODEL_URL          the model (http://127.0.0.1:8001); see ``racing.model``
+PLANNER_URL        a service that plans lessons; see ``lessons.planning``
 """
 
 from __future__ import annotations
@@ -72,3 +73,4 @@ REST_FRAMEWORK = {
 LESSON_WORK = int(os.environ.get("LESSON_WORK_MS") or 30) / 1000
 
 MODEL_URL = os.environ.get("MODEL_URL") or "http://127.0.0.1:8001"
+PLANNER_URL = os.environ.get("PLANNER_URL") or ""

@@ -27,11 +27,14 @@ from testproject.racing.forms import (
     COALESCES,
     CORRUPTS,
     FAILS,
+    FINDS,
     FORMS,
     KEEPS,
     RACES,
+    REFUSES,
     REJECTS,
     RUNS_LATE,
+    SECURES,
     SKIPS,
     Expectation,
 )
@@ -109,6 +112,15 @@ class TestVerdict:
                 "up to 7 lessons created: the double create",
             ),
             (result_of(COALESCES, {201: 20}, 1), "1 lesson, all 20 got the same 201"),
+            (result_of(REFUSES, {201: 1, 409: 19}, 1), "1 lesson, 19 told 409"),
+            (
+                result_of(FINDS, {200: 19, 201: 1}, 1),
+                "1 lesson, 19 told 200, all 20 got the same answer",
+            ),
+            (
+                result_of(SECURES, {201: 1, 204: 2, 409: 3, 429: 14}, 1),
+                "1 lesson, 14 told 429, 3 told 409, 2 told 204",
+            ),
             (
                 answer_of(RUNS_LATE, {200: 2, 504: 18}, 20),
                 "18 users saw a 504: 20 model calls, one at a time",
@@ -159,6 +171,15 @@ class TestVerdict:
             (
                 result_of(COALESCES, {201: 1, 204: 19}, 1),
                 "1 lesson, 19 told 204, 1 got the same 201",
+            ),
+            (result_of(REFUSES, {201: 1, 204: 19}, 1), "1 lesson, 19 told 204"),
+            (
+                result_of(FINDS, {200: 19, 201: 1}, 1, same=False),
+                "1 lesson, 19 told 200, 20 got an answer, but not the same one",
+            ),
+            (
+                result_of(SECURES, {201: 1, 429: 18, 503: 1}, 1),
+                "1 lesson, 1 user saw a 503, 18 told 429",
             ),
             (
                 answer_of(RUNS_LATE, {200: 22}, *[2] * 11),
@@ -390,6 +411,8 @@ class TestDatabaseUrl:
             database_url.parse(url)
 
 
+CONSTRAINTS = ["constraint-caught", "create-or-existing", "lock-constraint"]
+KILLERS = ["redis-killed", "redis-killed-async", "redis-killed-coalesce"]
 ANSWERS = ["answer-unguarded", "answer-function"]
 CASCADES = ["cascade-unguarded", "cascade-lock"]
 
@@ -405,11 +428,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     environ = {name: value for name, value in os.environ.items() if name not in unset}
     environ |= {"DJANGO_SETTINGS_MODULE": "testproject.settings", "TMPDIR": str(tmp_path)}
 
-    def start(*options: str) -> subprocess.Popen[str]:
+    def start(*options: str, **variables: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, "manage.py", "race", *options],
             cwd=ROOT,
-            env=environ,
+            env=environ | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -452,13 +475,15 @@ def assert_nothing_is_left(directory: Path) -> None:
 
 
 class TestCommand:
+    # Three web servers, each with its workers, beside whatever else the machine has to do.
+    @pytest.mark.timeout(180)
     def test_the_unguarded_forms_race_and_the_others_hold(
         self, start: Start, tmp_path: Path
     ) -> None:
         """Real gunicorn, uvicorn and Valkey; exit status 0; nothing stays behind."""
-        locks = ["constraint", "reject", "async"]
-        flights = ["coalesce", "coalesce-async", "coalesce-drf"]
-        names = ["unprotected", *locks, *flights, *ANSWERS, *CASCADES]
+        locks = ["constraint", "reject", "async", "database"]
+        flights = ["coalesce", "coalesce-async", "coalesce-mixin", "coalesce-drf"]
+        names = ["unprotected", *locks, *flights, *CONSTRAINTS, *ANSWERS, *CASCADES]
 
         process = start("-n8", "--workers=2", "--json", *[f"--form={name}" for name in names])
         output, progress = process.communicate()
@@ -469,16 +494,63 @@ class TestCommand:
         assert said["held"]
         identical = {name: form["identical"] for name, form in said["forms"].items()}
         assert identical["unprotected"]["rows"] > 1
-        assert all(identical[name]["rows"] == 1 for name in [*locks, *flights])
+        assert all(identical[name]["rows"] == 1 for name in [*locks, *flights, *CONSTRAINTS])
         assert all(identical[name]["statuses"] == {"201": 8} for name in flights)
+        assert identical["constraint-caught"]["statuses"] == {"201": 1, "409": 7}
+        assert identical["create-or-existing"]["statuses"] == {"200": 7, "201": 1}
         assert identical["answer-unguarded"]["statuses"]["504"] >= 1
         assert identical["answer-function"]["statuses"] == {"200": 8}
         assert identical["answer-function"]["model_calls"] == 1
         assert identical["cascade-unguarded"]["drafts_damaged"] >= 1
         assert identical["cascade-lock"]["drafts_damaged"] == 0
-        for name in ["unprotected", *locks, *flights]:
+        for name in ["unprotected", *locks, *flights, *CONSTRAINTS]:
             assert said["forms"][name]["different"]["statuses"] == {"201": 8}
         assert_nothing_is_left(tmp_path)
+
+    @pytest.mark.timeout(180)
+    def test_redis_killed_in_mid_run_makes_no_duplicate_and_no_500(
+        self, start: Start, tmp_path: Path
+    ) -> None:
+        """With a request in the view each time; the forms that follow have Redis again."""
+        names = [*KILLERS, "cascade-lock"]
+
+        process = start(
+            "-n8", "--workers=2", "--json", "--kill-redis", *[f"--form={name}" for name in names]
+        )
+        output, progress = process.communicate()
+
+        assert process.returncode == 0, progress
+        assert progress.count("Redis killed in mid-run: a request is in the view") == len(KILLERS)
+        assert progress.count("Redis started again") == len(KILLERS)
+        said = json.loads(output)
+        assert names == list(said["forms"])
+        for name in KILLERS:
+            identical = said["forms"][name]["identical"]
+            assert identical["rows"] == 1
+            assert identical["requests"] == 8
+            assert set(identical["statuses"]) <= {"200", "201", "204", "409", "429"}
+            # Before it was killed, and while it was away.
+            assert said["forms"][name]["different"]["statuses"] == {"201": 16}
+        assert_nothing_is_left(tmp_path)
+
+    def test_a_redis_that_is_not_ours_is_not_killed(self, start: Start) -> None:
+        process = start("--kill-redis", REDIS_URL="redis://127.0.0.1:6379/0")
+        output, progress = process.communicate()
+
+        assert process.returncode == 1
+        assert "--kill-redis kills the server that race has started itself" in progress
+        assert "Starting" not in progress
+        assert output == ""
+
+    @pytest.mark.parametrize(
+        "options", [["--form=redis-killed"], ["--kill-redis", "--form=reject"]]
+    )
+    def test_the_option_and_its_forms_go_together(self, start: Start, options: list[str]) -> None:
+        process = start(*options)
+        _, progress = process.communicate()
+
+        assert process.returncode == 1
+        assert f"--kill-redis and its forms go together: {', '.join(KILLERS)}." in progress
 
     def test_an_unprotected_form_that_never_races_is_told_by_the_exit_status(
         self, start: Start, tmp_path: Path
@@ -496,14 +568,16 @@ class TestCommand:
             ("Starting", signal.SIGINT),
             ("Redis at", signal.SIGTERM),
             ("uvicorn on port", signal.SIGINT),
+            ("Redis killed", signal.SIGTERM),
         ],
     )
     def test_an_interrupted_run_leaves_nothing_behind(
         self, start: Start, tmp_path: Path, line: str, number: signal.Signals
     ) -> None:
         """Whether it is interrupted while it starts its servers or in the middle of its calls."""
-        forms = ["--form=async", "--form=answer-async"]
-        process = start("-n8", "--workers=2", "--rounds=1000", *forms)
+        forms = ["--form=async", "--form=redis-killed-async", "--form=answer-async"]
+        rounds = 1 if line == "Redis killed" else 1000
+        process = start("-n8", "--workers=2", f"--rounds={rounds}", "--kill-redis", *forms)
         assert process.stderr is not None
         assert any(progress.startswith(line) for progress in process.stderr)
         # Or the check below would be content with finding nothing ever.

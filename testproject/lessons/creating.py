@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -25,7 +25,8 @@ from django.db import transaction
 from django.http import HttpResponse, JsonResponse
 from django.utils import timezone
 
-from testproject.lessons.models import AbstractLessonSession
+from singleflight_django import create_or_existing
+from testproject.lessons.models import AbstractLessonSession, LessonSession
 
 
 class LessonForm(forms.Form):
@@ -34,27 +35,65 @@ class LessonForm(forms.Form):
     course = forms.CharField(max_length=100)
 
 
-def create_lesson(model: type[AbstractLessonSession], data: Mapping[str, Any]) -> HttpResponse:
+def work() -> None:
+    time.sleep(work_seconds())
+
+
+async def awork() -> None:
+    await asyncio.sleep(work_seconds())
+
+
+def create_lesson(
+    model: type[AbstractLessonSession],
+    data: Mapping[str, Any],
+    work: Callable[[], None] = work,
+) -> HttpResponse:
     """Create the lesson that ``data`` describes: 201, or 204 if it is already there."""
     lesson = _read(model, data)
     if model._default_manager.filter(uuid=lesson.uuid).exists():
         return HttpResponse(status=204)
-    time.sleep(work_seconds())
+    work()
     _save(lesson)
-    return _created(lesson)
+    return _told(lesson)
 
 
 async def acreate_lesson(
-    model: type[AbstractLessonSession], data: Mapping[str, Any]
+    model: type[AbstractLessonSession],
+    data: Mapping[str, Any],
+    work: Callable[[], Awaitable[None]] = awork,
 ) -> HttpResponse:
     """See create_lesson()."""
     lesson = _read(model, data)
     if await model._default_manager.filter(uuid=lesson.uuid).aexists():
         return HttpResponse(status=204)
-    await asyncio.sleep(work_seconds())
+    await work()
     # Three writes in one transaction, and Django's transactions are synchronous.
     await sync_to_async(_save)(lesson)
-    return _created(lesson)
+    return _told(lesson)
+
+
+def insert_lesson(data: Mapping[str, Any]) -> HttpResponse:
+    """Create the lesson, and leave it to the constraint to say that it is already there."""
+    lesson = _read(LessonSession, data)
+    _save(lesson)
+    return _told(lesson)
+
+
+def find_or_create_lesson(data: Mapping[str, Any], work: Callable[[], None] = work) -> HttpResponse:
+    """Create the lesson: 201; or give the one that is already there, to its user: 200."""
+    wanted = _read(LessonSession, data)
+    work()
+    with transaction.atomic():
+        lesson, created = create_or_existing(
+            LessonSession.objects.filter(user=wanted.user_id),
+            uuid=wanted.uuid,
+            defaults={"user_id": wanted.user_id, "course": wanted.course},
+            same=("course",),
+        )
+        if created:
+            _end_others(lesson)
+            lesson.study_times.create(started_at=timezone.now())
+    return _told(lesson, status=201 if created else 200)
 
 
 def _read(model: type[AbstractLessonSession], data: Mapping[str, Any]) -> AbstractLessonSession:
@@ -67,14 +106,18 @@ def _read(model: type[AbstractLessonSession], data: Mapping[str, Any]) -> Abstra
 
 @transaction.atomic
 def _save(lesson: Any) -> None:
-    others = type(lesson)._default_manager.filter(user_id=lesson.user_id, active=True)
-    others.exclude(uuid=lesson.uuid).update(active=False)
+    _end_others(lesson)
     lesson.save()
     lesson.study_times.create(started_at=timezone.now())
 
 
-def _created(lesson: AbstractLessonSession) -> HttpResponse:
-    return JsonResponse({"id": lesson.pk, "uuid": lesson.uuid}, status=201)
+def _end_others(lesson: Any) -> None:
+    others = type(lesson)._default_manager.filter(user_id=lesson.user_id, active=True)
+    others.exclude(uuid=lesson.uuid).update(active=False)
+
+
+def _told(lesson: AbstractLessonSession, status: int = 201) -> HttpResponse:
+    return JsonResponse({"id": lesson.pk, "uuid": lesson.uuid}, status=status)
 
 
 def work_seconds() -> float:

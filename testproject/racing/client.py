@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlencode
@@ -32,6 +32,17 @@ def fire(port: int, calls: Sequence[Call], timeout: float = 30) -> list[Answer]:
     Send all ``calls`` at once, each over a connection of its own, and return their answers.
 
     ``timeout``: seconds for all of them together.
+    """
+    with fired(port, calls, timeout) as answers:
+        return answers()
+
+
+@contextmanager
+def fired(
+    port: int, calls: Sequence[Call], timeout: float = 30
+) -> Iterator[Callable[[], list[Answer]]]:
+    """
+    Send all ``calls`` at once; give what waits for their answers.
 
     All connections are open before the first byte is sent; then one thread writes one small
     request after the other, two milliseconds for twenty. A thread for each, released by a
@@ -49,7 +60,7 @@ def fire(port: int, calls: Sequence[Call], timeout: float = 30) -> list[Answer]:
             with suppress(OSError):
                 _send(connection, call)
         deadline = time.monotonic() + timeout
-        return [_answer(connection, deadline) for connection in connections]
+        yield lambda: [_answer(connection, deadline) for connection in connections]
 
 
 def _send(connection: HTTPConnection, call: Call) -> None:

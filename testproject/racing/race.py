@@ -16,10 +16,13 @@ from django.conf import settings
 from django.core.cache import DEFAULT_CACHE_ALIAS, BaseCache, CacheHandler
 
 from testproject.lessons.workers import MAX_THREADS
-from testproject.racing.client import fire
+from testproject.racing.client import Answer, Call, fire
 from testproject.racing.database import migrate_database, student
 from testproject.racing.forms import Form
-from testproject.racing.servers import Server, model_server, redis, web_server
+from testproject.racing.outage import Outage
+from testproject.racing.planner import planner
+from testproject.racing.redis import redis
+from testproject.racing.servers import Server, model_server, web_server
 from testproject.racing.signals import uninterrupted
 from testproject.racing.stages import CascadeStage, LessonStage, ModelAnswerStage, Stage
 from testproject.racing.subjects import CASCADE, LESSON, MODEL_ANSWER, Subject
@@ -27,6 +30,7 @@ from testproject.racing.tally import Tally
 from testproject.racing.verdict import Result
 
 T = TypeVar("T")
+Fire = Callable[[int, Sequence[Call]], list[Answer]]
 
 # Whether two processes meet in a window is chance; that they never do in so many rounds isn't.
 PATIENCE = 10
@@ -49,6 +53,7 @@ class Race:
     stack: ExitStack = field(default_factory=ExitStack)
     servers: dict[tuple[str, str], Server] = field(default_factory=dict)
     stages: dict[Subject, Stage] = field(default_factory=dict)
+    outage: Outage = field(init=False)
 
     def __enter__(self) -> Race:
         return self
@@ -64,12 +69,15 @@ class Race:
         """Return what became of each form, by its name."""
         self.say("Starting Redis, the database and the web servers ...")
         directory = Path(self._keep(tempfile.TemporaryDirectory(prefix="race-")))
-        redis_url = self._keep(redis(directory))
+        server = self._keep(redis(directory))
         database_url = migrate_database(directory)
-        self.say(_without_password(f"Redis at {redis_url}, database at {database_url}"))
+        self.say(_without_password(f"Redis at {server.url}, database at {database_url}"))
         self.stages[LESSON] = LessonStage(self._keep(student()))
-        self.stages[CASCADE] = CascadeStage(_cache_at(redis_url))
-        environ = {**os.environ, "REDIS_URL": redis_url, "DATABASE_URL": database_url}
+        self.stages[CASCADE] = CascadeStage(_cache_at(server.url))
+        environ = {**os.environ, "REDIS_URL": server.url, "DATABASE_URL": database_url}
+        if any(form.kills_redis for form in self.forms):
+            self.outage = Outage(server, self._keep(planner()), self.say)
+            environ["PLANNER_URL"] = self.outage.planner.url
         if any(form.subject is MODEL_ANSWER for form in self.forms):
             model = self._keep(model_server(environ, directory))
             self.servers["model", ""] = model
@@ -96,12 +104,14 @@ class Race:
     def _run_form(self, form: Form) -> Result:
         result = Result(form.expectation, form.subject, form.variant)
         server = self.servers[form.server, form.store]
-        different = min(self.requests, form.subject.most_others or self.requests)
         for _ in range(self.rounds):
             # These first: then every process has its imports and connections behind it, and the
             # identical calls meet.
-            self._volley(form, result.different, [uuid.uuid4() for _ in range(different)])
-            self._volley(form, result.identical, [uuid.uuid4()] * self.requests)
+            self._different(form, result)
+            if form.kills_redis:
+                self._kill_redis(form, result)
+            else:
+                self._identical(form, result)
         if form.expectation.races:
             self._insist(form, result)
         self.say(f"{form.name}: {result.identical_verdict}")
@@ -114,9 +124,22 @@ class Race:
             if result.raced:
                 return
             self.say(f"{form.name}: not in this round; once more")
-            self._volley(form, result.identical, [uuid.uuid4()] * self.requests)
+            self._identical(form, result)
 
-    def _volley(self, form: Form, tally: Tally, keys: list[uuid.UUID]) -> None:
+    def _kill_redis(self, form: Form, result: Result) -> None:
+        with self.outage as outage:
+            self._identical(form, result, outage.fire)
+            # While it is away they are to be served, too.
+            self._different(form, result)
+
+    def _identical(self, form: Form, result: Result, fire: Fire = fire) -> None:
+        self._volley(form, result.identical, [uuid.uuid4()] * self.requests, fire)
+
+    def _different(self, form: Form, result: Result) -> None:
+        number = min(self.requests, form.subject.most_others or self.requests)
+        self._volley(form, result.different, [uuid.uuid4() for _ in range(number)])
+
+    def _volley(self, form: Form, tally: Tally, keys: list[uuid.UUID], fire: Fire = fire) -> None:
         stage, different = self.stages[form.subject], list(dict.fromkeys(keys))
         stage.prepare(different)
         port = self.servers[form.server, form.store].port

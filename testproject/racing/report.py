@@ -14,10 +14,10 @@ from testproject.racing.verdict import Result
 # Columns of numbers.
 RIGHT_ALIGNED = {1, 3}
 LEGEND = """\
-200, 201 done; 204 nothing to do: it is there already or, with skip, about to be; 429 another call
-is at it, try again; 500 crashed; 504 waited in vain. Different UUIDs, messages, steps: calls at the
-same instant again, each for a thing of its own; none of them may be turned away, or get the
-answer of another."""
+201 created; 200 done, or here is the one that exists; 204 nothing to do: it is there already or,
+with skip, about to be; 409 it is there already; 429 another call is at it, try again; 500 crashed;
+504 waited in vain. Different UUIDs, messages, steps: calls at the same instant again, each for a
+thing of its own; none of them may be turned away, or get the answer of another."""
 
 
 def table(results: Mapping[str, Result]) -> str:

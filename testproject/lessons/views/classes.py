@@ -9,7 +9,7 @@ from django.views import View
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from singleflight_django import SemaphoreLockMixin, single_flight
+from singleflight_django import SemaphoreLockMixin, SingleFlightMixin, single_flight
 from testproject.lessons.creating import create_lesson
 from testproject.lessons.models import LooseLessonSession
 from testproject.lessons.workers import MAX_FOLLOWERS
@@ -28,6 +28,15 @@ class LessonCreateAPI(SemaphoreLockMixin, APIView):
     def post(self, request: Request) -> HttpResponse:
         # Not a list: that has no <uuid>, and is answered 400 before it comes here.
         return create_lesson(LooseLessonSession, cast("dict[str, Any]", request.data))
+
+
+class LessonShare(SingleFlightMixin, View):
+    flight_key = "lesson:<uuid>"
+    flight_result_ttl = 5
+    flight_max_followers = MAX_FOLLOWERS
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create_lesson(LooseLessonSession, request.POST)
 
 
 class LessonShareAPI(APIView):

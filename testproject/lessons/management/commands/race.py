@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentTypeError
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from testproject.racing.forms import FORMS
+from testproject.racing.forms import FORMS, Form
 from testproject.racing.race import Race
 from testproject.racing.report import as_json, table
 from testproject.racing.signals import terminate_cleanly
@@ -18,14 +19,33 @@ Read next, in README.md:
   "What it is not"   before you rely on it
   "The lock"         the reject and cascade forms above, with every option
   "Coalescing"       the coalesce and answer forms, and what they do not promise
-  "The constraint"   why the lock does not replace it
+  "The constraint"   why the lock does not replace it, and the cure without a lock
+  "Operations"       leases in the database, always or while Redis is away
 The views of this race are in testproject/lessons/views/."""
+
+KILLERS = [form.name for form in FORMS if form.kills_redis]
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} isn't a whole number from 1 on")
     return int(text)
+
+
+def _chosen(names: list[str] | None, kill_redis: bool) -> list[Form]:
+    if kill_redis and os.environ.get("REDIS_URL"):
+        raise CommandError(
+            "--kill-redis kills the server that race has started itself; the one that REDIS_URL "
+            "names isn't ours, and others may use it. Unset REDIS_URL."
+        )
+    chosen = [
+        form
+        for form in FORMS
+        if (form.name in names if names else kill_redis or not form.kills_redis)
+    ]
+    if kill_redis != any(form.kills_redis for form in chosen):
+        raise CommandError(f"--kill-redis and its forms go together: {', '.join(KILLERS)}.")
+    return chosen
 
 
 class Command(BaseCommand):
@@ -43,11 +63,16 @@ class Command(BaseCommand):
         parser.add_argument(
             "--form", action="append", choices=names, dest="forms", help="only this; repeatable"
         )
+        parser.add_argument(
+            "--kill-redis",
+            action="store_true",
+            help=f"also kill our Redis while a request is in its view: {', '.join(KILLERS)}",
+        )
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     def handle(self, *args: Any, **options: Any) -> None:
         terminate_cleanly()
-        forms = [form for form in FORMS if not options["forms"] or form.name in options["forms"]]
+        forms = _chosen(options["forms"], options["kill_redis"])
         facts = {name: options[name] for name in ("requests", "rounds", "workers")}
         try:
             with Race(forms, **facts, say=self._say) as race:
