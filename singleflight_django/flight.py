@@ -21,6 +21,7 @@ from singleflight_django.steps import Ask, Steps
 from singleflight_django.stores.base import (
     Apart,
     Busy,
+    Joined,
     Joining,
     Kept,
     Landing,
@@ -31,6 +32,8 @@ from singleflight_django.stores.base import (
 from singleflight_django.waiting import Deadline, clock, pauses
 
 MOST_TAKEOVERS = 2
+# How often the store is asked for its time, at the end of a flight that somebody boarded late.
+MOST_COMPARISONS = 5
 # The store counts on a follower for so much longer than it waits, in seconds: when one that speaks
 # for others leaves, the next takes a moment to say so.
 GRACE = 1.0
@@ -103,19 +106,22 @@ def _ask_the_store(flight: Flight, local: tier.LocalFlight) -> Steps:
             if answer.status in OPEN:
                 continue
         if answer is not None:
-            if local.doubts(answer):
-                yield from _compare_clocks(flight, local)
+            yield from _compare_clocks(flight, local, answer)
             return answer
 
 
-def _compare_clocks(flight: Flight, local: tier.LocalFlight) -> Steps:
-    """Once more: the first time may have taken long, in a new process or among busy threads."""
-    asked = clock()
-    try:
-        now = yield Ask(flight.lease.store, "now", (flight.key,))
-    except StoreUnavailableError:
-        return
-    if now is not None:
+def _compare_clocks(flight: Flight, local: tier.LocalFlight, news: Joined) -> Steps:
+    """Until nobody's arrival is in doubt: on a busy machine some of the answers come late."""
+    for _ in range(MOST_COMPARISONS):
+        if not local.doubts(news):
+            return
+        asked = clock()
+        try:
+            now = yield Ask(flight.lease.store, "now", (flight.key,))
+        except StoreUnavailableError:
+            return
+        if now is None:
+            return
         local.compare(asked, now)
 
 
@@ -159,7 +165,8 @@ def _lead(flight: Flight, local: tier.LocalFlight, led: Led, asked: float) -> Le
     local.follow(led.flight, asked, led.now)
     enter(lease)
     keeper.watch(lease)
-    flight.tell("flight_taken_over" if led.takeovers else "flight_led", fence=led.fence)
+    waited = flight.wait - flight.deadline.left()
+    flight.tell("flight_taken_over" if led.takeovers else "flight_led", wait=waited)
     return Leading()
 
 
@@ -190,7 +197,7 @@ def _outcome(flight: Flight, news: object, waited: float) -> Outcome:
         return news
     landing: Landing = news  # type: ignore[assignment]
     if landing.status == Status.FAILED:
-        flight.tell("flight_failed", wait=waited)
+        flight.tell("flight_failed", wait=waited, reason="the leader failed")
         raise LeaderFailedError(f"The leader of {flight.key!r} failed.", key=flight.key)
     if landing.status == Status.UNSHAREABLE:
         return Alone("unshareable")
