@@ -15,6 +15,7 @@ from django.http.response import HttpResponseBase
 
 from singleflight_django.bodies import unwrap
 from singleflight_django.callers import Flight
+from singleflight_django.constraints import aanswered, answered
 from singleflight_django.exceptions import (
     FlightTimeoutError,
     KeyFieldError,
@@ -27,6 +28,7 @@ from singleflight_django.flights import FlightGuard, FlightOptions
 from singleflight_django.guards import checked_methods
 from singleflight_django.identity import aidentity, checked_vary, identity
 from singleflight_django.keys import KeySpec
+from singleflight_django.lease import Lease
 from singleflight_django.outcomes import replay
 from singleflight_django.principals import Scope, check_scope
 from singleflight_django.records import UNREADABLE
@@ -64,6 +66,7 @@ class Coalescer(FlightGuard):
     """A key and options of ``single_flight``, and what becomes of one request under them."""
 
     options: ViewOptions
+    spec: KeySpec
 
     def __init__(self, key: Any, options: ViewOptions, view: str = "") -> None:
         super().__init__(options, view)
@@ -92,10 +95,18 @@ class Coalescer(FlightGuard):
 
     def runs_without(self, request: Any, error: SingleFlightError) -> bool:
         """Whether the view is to run on its own although ``error`` came up."""
-        if isinstance(error, StoreUnavailableError):
-            default = "proceed" if request.method in SAFE_METHODS else "reject"
-            return self.goes_on_without(error, self.options.on_store_error or default)
-        return self.observing
+        if not isinstance(error, StoreUnavailableError):
+            return False
+        default = "proceed" if request.method in SAFE_METHODS else "reject"
+        return self.goes_on_without(error, self.options.on_store_error or default)
+
+    def catching(self, call: Callable[[], Any], request: Any, lease: Lease) -> Any:
+        """Call the view where its answer is for its own caller alone."""
+        return answered(call, request)
+
+    async def acatching(self, call: Callable[[], Any], request: Any, lease: Lease) -> Any:
+        """See catching()."""
+        return await aanswered(call, request)
 
     def refusal(self, request: Any, error: SingleFlightError) -> Any:
         """Return the response to ``error``; raise it where it is a fault of the code."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from inspect import isawaitable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from django.http.response import HttpResponseBase
 
 from singleflight_django.drivers import arun, run
 from singleflight_django.holding import leave, outlives
@@ -14,10 +16,23 @@ from singleflight_django.locking import acquire, release
 from singleflight_django.locks import Lock
 from singleflight_django.placement import expose
 from singleflight_django.responses import ANSWERED
-from singleflight_django.transactions import give_back, give_back_ended, refuse_to_wait
+from singleflight_django.transactions import (
+    arefuse_to_wait,
+    give_back,
+    give_back_ended,
+    refuse_to_wait,
+)
 from singleflight_django.wrapping import wrap_view
 
 _View = TypeVar("_View", bound=Callable[..., Any])
+
+
+class Catching(Protocol):
+    """A guard as far as calling its view needs it: errors of ours that are answers become those."""
+
+    def catching(self, call: Callable[[], Any], request: Any, lease: Lease) -> Any: ...
+
+    async def acatching(self, call: Callable[[], Any], request: Any, lease: Lease) -> Any: ...
 
 
 def lock_view(view: _View, lock: Lock) -> _View:
@@ -35,8 +50,11 @@ def take(lease: Lease, lock: Lock) -> None:
 
 
 async def atake(lease: Lease, lock: Lock) -> None:
-    """See take(). No transaction is open in async code."""
-    await arun(acquire(lease, lock.options.terms()))
+    """See take()."""
+    terms = lock.options.terms()
+    if terms.wait:
+        await arefuse_to_wait(lease.key)
+    await arun(acquire(lease, terms))
 
 
 def _guarded(
@@ -54,14 +72,19 @@ def _guarded(
                 return lock.refusal(request, error)
             raise
         lease = lock.unprotected(keys)
+    return hold(call, lock, lease, request)
+
+
+def hold(call: Callable[[], Any], guard: Catching, lease: Lease, request: Any) -> Any:
+    """Call a view that has its lease, and give that back when the view is done."""
     expose(request, lease)
     try:
-        response = lock.catching(call, request, lease)
+        response = guard.catching(call, request, lease)
     except BaseException:
         give_back(lease)
         raise
-    if isawaitable(response):
-        return _finished(lambda: response, lock, lease, request)
+    if not isinstance(response, HttpResponseBase) and isawaitable(response):
+        return ahold(lambda: response, guard, lease, request)
     if not outlives(response, request, lease, partial(release, lease)):
         give_back(lease)
     return response
@@ -82,13 +105,14 @@ async def _aguarded(
                 return await lock.arefusal(request, error)
             raise
         lease = lock.unprotected(keys)
+    return await ahold(call, lock, lease, request)
+
+
+async def ahold(call: Callable[[], Any], guard: Catching, lease: Lease, request: Any) -> Any:
+    """See hold()."""
     expose(request, lease)
-    return await _finished(call, lock, lease, request)
-
-
-async def _finished(call: Callable[[], Any], lock: Lock, lease: Lease, request: Any) -> Any:
     try:
-        response = await lock.acatching(call, request, lease)
+        response = await guard.acatching(call, request, lease)
     except BaseException as error:
         await leave(lease, error)
         raise

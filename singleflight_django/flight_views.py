@@ -12,7 +12,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.utils.module_loading import import_string
 
 from singleflight_django.bodies import unwrap
-from singleflight_django.callers import Alone, Flight, Leading, Outcome, Shared
+from singleflight_django.callers import Alone, Leading, Outcome, Shared
 from singleflight_django.coalescing import (
     SAFE_METHODS,
     Coalescer,
@@ -22,19 +22,22 @@ from singleflight_django.coalescing import (
     shared,
     tell_cache_status,
 )
+from singleflight_django.constraints import aanswered, answered
 from singleflight_django.drivers import arun, run
+from singleflight_django.entering import ahold, hold
 from singleflight_django.exceptions import SingleFlightError, UnshareableResultError
 from singleflight_django.flight import join
 from singleflight_django.holding import outlives
 from singleflight_django.landing import land
 from singleflight_django.leading import Freight, lead_async
+from singleflight_django.observing import aobserved, observed
 from singleflight_django.placement import expose
 from singleflight_django.publishing import Call, freight_of_error
 from singleflight_django.raised import answer
 from singleflight_django.records import UNREADABLE
 from singleflight_django.steps import Steps
 from singleflight_django.stores.base import Kept, Status
-from singleflight_django.transactions import refuse_to_wait
+from singleflight_django.transactions import arefuse_to_wait, refuse_to_wait
 from singleflight_django.wrapping import wrap_view
 
 _View = TypeVar("_View", bound=Callable[..., Any])
@@ -52,11 +55,11 @@ def _coalesced(
     guard: Coalescer, call: Callable[[], Any], request: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """Return the view's answer, the leader's, or what refuses the request."""
-    flight: Flight | None = None
+    if guard.observing:
+        return observed(guard, call, request, args, kwargs)
     outcome: Outcome | None = None
     try:
-        if not guard.observing:
-            flight = guard.flight_of(request, args, kwargs)
+        flight = guard.flight_of(request, args, kwargs)
         if flight is not None:
             refuse_to_wait(flight.key)
             outcome = run(join(flight))
@@ -68,25 +71,25 @@ def _coalesced(
     except SingleFlightError as error:
         if not guard.runs_without(request, error):
             return guard.refusal(request, error)
-        given = _VIEW
+        flight, given = None, _VIEW
     if given is not _VIEW:
         return given
     if flight is not None and isinstance(outcome, Leading):
-        return _lead(call, Call.begin(guard, flight, request, kwargs))
-    expose(request, guard.unprotected())
-    return call()
+        return answered(partial(_lead, call, Call.begin(guard, flight, request, kwargs)), request)
+    return hold(call, guard, guard.unprotected(), request)
 
 
 async def _acoalesced(
     guard: Coalescer, call: Callable[[], Any], request: Any, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     """See _coalesced()."""
-    flight: Flight | None = None
+    if guard.observing:
+        return await aobserved(guard, call, request, args, kwargs)
     outcome: Outcome | None = None
     try:
-        if not guard.observing:
-            flight = await guard.aflight_of(request, args, kwargs)
+        flight = await guard.aflight_of(request, args, kwargs)
         if flight is not None:
+            await arefuse_to_wait(flight.key)
             outcome = await arun(join(flight))
             if flight.seat.taken:
                 forget_session(request)
@@ -96,14 +99,14 @@ async def _acoalesced(
     except SingleFlightError as error:
         if not guard.runs_without(request, error):
             return await guard.arefusal(request, error)
-        given = _VIEW
+        flight, given = None, _VIEW
     if given is not _VIEW:
         return given
     await read_session_again(request)
     if flight is not None and isinstance(outcome, Leading):
-        return await _alead(_acalled(call), Call.begin(guard, flight, request, kwargs))
-    expose(request, guard.unprotected())
-    return await _acalled(call)
+        leading = Call.begin(guard, flight, request, kwargs)
+        return await aanswered(partial(_alead, _acalled(call), leading), request)
+    return await ahold(call, guard, guard.unprotected(), request)
 
 
 def _given(request: Any, outcome: Outcome | None) -> Any:
@@ -128,7 +131,7 @@ def _lead(view: Callable[[], Any], call: Call) -> Any:
         run(land(flight, *freight_of_error(error)))
         raise
     if isawaitable(result):
-        return _alead(result, call)
+        return aanswered(partial(_alead, result, call), call.request)
     freight = _freight(call, result)
     if freight is not None:
         call.guard.check_landed(flight, run(land(flight, *freight)))
@@ -151,7 +154,6 @@ async def _alead(work: Awaitable[Any], call: Call) -> Any:
 def _freight(call: Call, result: Any) -> Freight | None:
     """Return what to publish now; None if the response isn't done, and publishes later."""
     request, flight = call.request, call.flight
-
     streams = getattr(result, "streaming", False)
     if streams:
         # At its end, its headers will have been sent.

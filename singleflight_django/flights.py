@@ -10,7 +10,11 @@ from typing import Any
 from singleflight_django import signals
 from singleflight_django.callers import Flight
 from singleflight_django.conf import conf
-from singleflight_django.exceptions import LeaseLostError, StoreUnavailableError
+from singleflight_django.exceptions import (
+    LeaseConflictError,
+    LeaseLostError,
+    StoreUnavailableError,
+)
 from singleflight_django.guards import (
     ON_STORE_ERROR,
     Guard,
@@ -19,6 +23,7 @@ from singleflight_django.guards import (
     as_float,
     check_choice,
 )
+from singleflight_django.lease import Lease
 
 # For how long an identity whose outcome could not be shared is not coalesced, in seconds.
 APART = 30.0
@@ -54,6 +59,7 @@ class FlightGuard(Guard):
     """A namespace of flights."""
 
     options: FlightOptions
+    variant = "flight"
 
     def flight(
         self, key: str, *, fingerprint: str = "", blocking: bool, max_followers: int | None = None
@@ -96,10 +102,27 @@ class FlightGuard(Guard):
 
     def goes_on_without(self, error: StoreUnavailableError, policy: str) -> bool:
         """Whether the work is to run on its own since the store is away."""
-        proceed = policy == "proceed" or self.observing
+        proceed = policy == "proceed"
         event = "unprotected_run" if proceed else "share_refused"
         signals.emit(event, self.facts(error.key, reason=signals.STORE_AWAY))
         return proceed
+
+    def tell(self, name: str, lease: Lease, **facts: Any) -> None:
+        """See Guard.tell(). What is only observed takes a lease: it is told of as of a flight."""
+        if name == "lease_acquired":
+            name = "flight_led"
+        elif name == "lease_rejected":
+            name, facts["reason"] = "flight_joined", signals.OBSERVED
+        super().tell(name, lease, **facts)
+
+    def tell_observed(self, error: Exception) -> None:
+        """Tell of what kept a call from being observed, and would have kept it from running."""
+        if isinstance(error, StoreUnavailableError):
+            self.goes_on_without(error, "proceed")
+        elif not isinstance(error, LeaseConflictError):
+            # Of a conflict acquire() has told.
+            reason = f"{signals.OBSERVED}: {type(error).__name__}"
+            signals.emit("share_refused", self.facts(getattr(error, "key", ""), reason=reason))
 
     def check_landed(self, flight: Flight, landed: bool) -> None:
         """Raise LeaseLostError, unless told to return, where a flight wasn't ours at its end."""

@@ -8,25 +8,25 @@ from typing import Any, Literal, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 
-from singleflight_django.callers import Flight, Leading, Shared
+from singleflight_django.callers import Flight
 from singleflight_django.calls import arguments_key, key_text
 from singleflight_django.conf import conf
-from singleflight_django.drivers import arun, run
-from singleflight_django.exceptions import StoreUnavailableError, UnshareableResultError
-from singleflight_django.flight import join
-from singleflight_django.flights import APART, FlightGuard, FlightOptions, ended_its_process
+from singleflight_django.flight_calls import CallGuard, acalled, called
+from singleflight_django.flights import FlightOptions
 from singleflight_django.guards import Seconds
-from singleflight_django.landing import land
-from singleflight_django.leading import Freight, lead_async
-from singleflight_django.records import UNREADABLE
 from singleflight_django.serializers import codec
-from singleflight_django.stores.base import Kept, Status
-from singleflight_django.transactions import refuse_to_wait
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
 Key = str | tuple[object, ...]
+
+# What to do about results that are not shared, by how they are sent.
+_CURES = {
+    "json": 'Return what JSON gives back equal, or choose serializer="pickle", or returns=Model.',
+    "pickle": "Return what pickle can carry.",
+    "model": "Return a saved instance of the model that returns= says.",
+}
 
 
 class SingleFlight:
@@ -48,7 +48,8 @@ class SingleFlight:
     ``max_followers``: how many callers may wait in this process; None: any number.
     ``max_run``: for how many seconds an async leader that was cancelled goes on for its followers
     (SINGLEFLIGHT_MAX_HOLD).
-    ``renew``, ``max_hold``, ``observe``, ``cache``: see ``semaphore_lock``.
+    ``observe``: let every call run, and only tell which of them would have been followers.
+    ``renew``, ``max_hold``, ``cache``: see ``semaphore_lock``.
     ``on_store_error``: ``"proceed"`` runs on its own when the store is away, ``"reject"`` raises,
     ``"database"`` goes to the database meanwhile.
     """
@@ -93,8 +94,9 @@ class SingleFlight:
             cache=cache,
             on_store_error=on_store_error,
         )
-        self._guard = FlightGuard(options)
-        self._codec = codec(serializer, returns)
+        values = codec(serializer, returns)
+        cure = _CURES["model" if returns is not None else serializer]
+        self._guard = CallGuard(options, values, cure)
 
     def run(self, key: Key, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """Return ``function(*args, **kwargs)``, or the result of the call under way for ``key``.
@@ -104,58 +106,17 @@ class SingleFlight:
         and StoreUnavailableError under ``on_store_error="reject"``; the leader's caller gets what
         ``function`` raises.
         """
-        if not self._shares():
-            return function(*args, **kwargs)
-        flight = self._flight(key, blocking=True)
-        refuse_to_wait(flight.key)
-        try:
-            outcome = run(join(flight))
-        except StoreUnavailableError as error:
-            self._excuse(error)
-            return function(*args, **kwargs)
-        if isinstance(outcome, Shared | Kept):
-            shared = self._codec.decode(outcome.payload)
-            if shared is not UNREADABLE:
-                return cast(_T, shared)
-        if not isinstance(outcome, Leading):
-            return function(*args, **kwargs)
-        try:
-            result = function(*args, **kwargs)
-            freight = self._freight(flight, result)
-        except BaseException as error:
-            run(land(flight, *_freight_of_error(error)))
-            raise
-        self._guard.check_landed(flight, run(land(flight, *freight)))
-        return result
+        return self._run(lambda: key, partial(function, *args, **kwargs))
 
     async def arun(
         self, key: Key, function: Callable[..., Awaitable[_T]], *args: Any, **kwargs: Any
     ) -> _T:
-        """See run()."""
-        if not self._shares():
-            return await function(*args, **kwargs)
-        flight = self._flight(key, blocking=False)
-        refuse_to_wait(flight.key)
-        try:
-            outcome = await arun(join(flight))
-        except StoreUnavailableError as error:
-            self._excuse(error)
-            return await function(*args, **kwargs)
-        if isinstance(outcome, Shared | Kept):
-            shared = await self._codec.adecode(outcome.payload)
-            if shared is not UNREADABLE:
-                return cast(_T, shared)
-        if not isinstance(outcome, Leading):
-            return await function(*args, **kwargs)
-        landed = await lead_async(
-            flight,
-            _call(function, args, kwargs),
-            partial(self._freight, flight),
-            _freight_of_error,
-            self._guard.max_run,
-        )
-        self._guard.check_landed(flight, landed.ours)
-        return cast(_T, landed.result)
+        """See run().
+
+        The loop's own thread has no transaction, but if ``async_to_sync`` runs this coroutine, the
+        thread that called it may: then WaitInTransactionError is raised, too.
+        """
+        return await self._arun(lambda: key, partial(function, *args, **kwargs))
 
     def forget(self, key: Key) -> None:
         """Drop the result that is kept for ``key``; a flight under way goes on."""
@@ -177,47 +138,30 @@ class SingleFlight:
 
             @wraps(function)
             def inner(*args: Any, **kwargs: Any) -> Any:
-                return self.run(key_of(*args, **kwargs), function, *args, **kwargs)
+                call = partial(function, *args, **kwargs)
+                return self._run(partial(key_of, *args, **kwargs), call)
 
             @wraps(function)
             async def ainner(*args: Any, **kwargs: Any) -> Any:
-                return await self.arun(key_of(*args, **kwargs), function, *args, **kwargs)
+                call = partial(function, *args, **kwargs)
+                return await self._arun(partial(key_of, *args, **kwargs), call)
 
             return cast(_Function, ainner if iscoroutinefunction(function) else inner)
 
         return decorate
 
-    def _shares(self) -> bool:
-        return conf.SINGLEFLIGHT_ENABLED is True and not self._guard.options.observe
+    def _run(self, key_of: Callable[[], Key], work: Callable[[], _T]) -> _T:
+        if conf.SINGLEFLIGHT_ENABLED is False:
+            return work()
+        return called(self._guard, partial(self._flight, key_of, blocking=True), work)
 
-    def _flight(self, key: Key, *, blocking: bool) -> Flight:
-        return self._guard.flight(key_text(key), blocking=blocking)
+    async def _arun(self, key_of: Callable[[], Key], work: Callable[[], Awaitable[_T]]) -> _T:
+        if conf.SINGLEFLIGHT_ENABLED is False:
+            return await work()
+        return await acalled(self._guard, partial(self._flight, key_of, blocking=False), work)
+
+    def _flight(self, key_of: Callable[[], Key], *, blocking: bool) -> Flight:
+        return self._guard.flight(key_text(key_of()), blocking=blocking)
 
     def _qualified(self, key: Key) -> str:
         return self._guard.qualified((key_text(key),))[0]
-
-    def _excuse(self, error: StoreUnavailableError) -> None:
-        policy = self._guard.options.on_store_error or "proceed"
-        if not self._guard.goes_on_without(error, policy):
-            raise error
-
-    def _freight(self, flight: Flight, result: Any) -> Freight:
-        """Return what to publish: the result, or that it can't be shared."""
-        try:
-            payload = self._codec.encode(result)
-            if len(payload) > self._guard.max_bytes:
-                raise UnshareableResultError(f"{len(payload)} bytes are over max_bytes")
-        except Exception as error:
-            reason = str(error) if isinstance(error, UnshareableResultError) else repr(error)
-            flight.tell("share_refused", reason=reason)
-            return Status.UNSHAREABLE, b"", 0.0, APART
-        return Status.DONE, payload, self._guard.keep, 0.0
-
-
-async def _call(function: Callable[..., Awaitable[_T]], args: Any, kwargs: Any) -> _T:
-    # What it raises before there is anything to await is the work's failure, too.
-    return await function(*args, **kwargs)
-
-
-def _freight_of_error(error: BaseException) -> Freight:
-    return (Status.VACANT if ended_its_process(error) else Status.FAILED), b"", 0.0, 0.0

@@ -7,7 +7,8 @@ report. See ``answer()``.
 Plain Django makes the answer outside of all decorators, after the middlewares' process_exception()
 and with the site's own handler404, which may render a page for the one who asks. There the leader's
 exception goes on, and each follower raises one like it: see ``freeze_raised()``. Which classes can
-be rebuilt is a fixed list; of an exception only its texts are stored.
+be rebuilt is a fixed list; of an exception only its texts are stored. What ``create_or_existing()``
+raises is among them: the guard answers it, for leader and followers alike.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from django.http.response import HttpResponseBase
 from django.utils.functional import Promise
 
 from singleflight_django.bodies import is_drf
+from singleflight_django.exceptions import DuplicateError, DuplicateMismatchError
 from singleflight_django.records import RAISED, Record, ignore, seal, unseal
 
 _LONGEST_TEXT: Final = 1000
@@ -34,21 +36,26 @@ class SuspicionRepeated(BadRequest, SuspiciousOperation):
     """
 
 
-# The first that fits. Django gives them these statuses.
+# The first that fits. These are the statuses that Django, or ``responses``, gives them.
 _KINDS: Final[dict[str, tuple[type[Exception], type[Exception], int]]] = {
     "not found": (Http404, Http404, 404),
     "denied": (PermissionDenied, PermissionDenied, 403),
     "bad": (BadRequest, BadRequest, 400),
     "multipart": (MultiPartParserError, MultiPartParserError, 400),
     "suspicious": (SuspiciousOperation, SuspicionRepeated, 400),
+    "mismatch": (DuplicateMismatchError, DuplicateMismatchError, 409),
+    "duplicate": (DuplicateError, DuplicateError, 409),
 }
 
 
 def answer(request: Any, error: Exception) -> HttpResponseBase:
     """Return the response that the framework around the guard makes of ``error``, for all to have.
 
-    Raise ``error`` where there is none: then ``freeze_raised(error)`` tells whether Django has one.
+    Raise ``error`` where there is none: then ``freeze_raised(error)`` tells whether Django has one,
+    or the guard itself.
     """
+    if isinstance(error, DuplicateError):
+        raise error
     if is_drf(request):
         return _drf_answer(request, error)
     api = _ninja_api(request)

@@ -8,13 +8,15 @@ then the lease ends with it. What this knows of Django's insides is all in this 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import finalize
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
 from django.core.signals import request_finished
 from django.db import connections, transaction
 from django.dispatch import receiver
@@ -34,6 +36,26 @@ class OptOut(set[str]):
 
     def __contains__(self, alias: object) -> bool:
         return True
+
+    def add(self, alias: str) -> None:
+        """Opt one view out, as Django's ``non_atomic_requests`` asks for.
+
+        The mark of a dispatch() is the mark of each view that as_view() has made of it, and of the
+        subclasses: what is said of one of them must not take the transaction of the others away.
+        """
+        view = _callback(sys._getframe(1).f_locals["view"])
+        setattr(view, _MARKER, OptOut({*self, alias}))
+
+
+def _callback(marked: Any) -> Any:
+    """Return the URL's callback that ``non_atomic_requests`` means by ``marked``.
+
+    On the dispatch() of a subclass, it is told anew at each request, and of the bound method.
+    """
+    method = getattr(marked, "func", None)
+    request = getattr(getattr(method, "__self__", None), "request", None)
+    match = getattr(request, "resolver_match", None)
+    return getattr(match, "func", marked)
 
 
 def opt_out(view: Any) -> None:
@@ -77,6 +99,31 @@ def refuse_to_wait(key: str) -> None:
         )
 
 
+async def arefuse_to_wait(key: str) -> None:
+    """See refuse_to_wait(). Async code opens no transactions, but a sync caller of it may have.
+
+    Where the coroutine is run by ``async_to_sync``, the thread that waits for it is asked.
+    """
+    if getattr(AsyncToSync.executors, "current", None) is not None:
+        # A task may have outlived its caller, and has nobody to ask then.
+        with suppress(RuntimeError):
+            await sync_to_async(refuse_to_wait)(key)
+
+
+def roll_back() -> bool:
+    """Let nothing be committed of the transactions that are open here; False if it isn't up to us.
+
+    Django marks the innermost block only: where there are several, the error has to go on through
+    all of them. TestCase's own don't count.
+    """
+    used = connections.all(initialized_only=True)
+    if any(len(_blocks(connection)) > 1 or _is_manual(connection) for connection in used):
+        return False
+    for connection in _open_connections():
+        connection.set_rollback(True)
+    return True
+
+
 def give_back(lease: Lease) -> None:
     """Release ``lease``; where a transaction is open, at its end.
 
@@ -87,8 +134,7 @@ def give_back(lease: Lease) -> None:
         hook = _Committed(lease)
         # No savepoints: a rollback to one of them must not drop it.
         connection.run_on_commit.append((set(), hook, True))
-        block = next(b for b in connection.atomic_blocks if not b._from_testcase)
-        _ending.leases.append(_Ending(connection, block, lease))
+        _ending.leases.append(_Ending(connection, _blocks(connection)[0], lease))
         return
     run(release(lease))
 
@@ -148,5 +194,18 @@ def _forget(lease: Lease) -> None:
 
 def _open_connections() -> Iterator[Any]:
     for connection in connections.all(initialized_only=True):
-        if any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
+        if _blocks(connection):
             yield connection
+
+
+def _blocks(connection: Any) -> list[Any]:
+    """Return the atomic blocks that are open on ``connection``, but for TestCase's own."""
+    return [
+        block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)
+    ]
+
+
+def _is_manual(connection: Any) -> bool:
+    """Whether the site itself says where transactions end: it has turned autocommit off."""
+    connected = connection.connection is not None
+    return connected and not connection.in_atomic_block and not connection.autocommit

@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from inspect import isawaitable
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.db import transaction
 from django.http import (
     Http404,
     HttpRequest,
@@ -25,9 +29,24 @@ from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client
 from django.urls import path
+from django.views import View
+from ninja import NinjaAPI
+from rest_framework.decorators import api_view
+from rest_framework.views import APIView
 
-from singleflight_django import publishing, single_flight
-from singleflight_django.exceptions import LeaseLostError
+from singleflight_django import (
+    SingleFlightMixin,
+    acreate_or_existing,
+    create_or_existing,
+    publishing,
+    single_flight,
+)
+from singleflight_django.exceptions import (
+    DuplicateError,
+    DuplicateMismatchError,
+    LeaseLostError,
+    WaitInTransactionError,
+)
 from singleflight_django.renewal import keeper
 from singleflight_django.seats import _taken
 from tests.flying import acall, afly, call, fly, problem, seen, statuses, they_wait
@@ -357,6 +376,73 @@ class TestWhatTheLeaderRaised:
         assert codes(fly(room, call(), call())) == [403, 403]
         assert room.visits == 2
 
+    @pytest.mark.parametrize(
+        ("error", "slug"),
+        [(DuplicateMismatchError, "duplicate-mismatch"), (DuplicateError, "duplicate")],
+    )
+    @pytest.mark.parametrize("scope", ["user", "global"])
+    def test_a_duplicate_row_is_an_answer_for_all_that_is_not_kept(
+        self, error: Any, slug: str, scope: Any, settings: Any, caplog: Any
+    ) -> None:
+        room = Room()
+        view = flight(scope=scope, result_ttl=60)(sync_view(room, raising(lambda: error("secret"))))
+        settings.ROOT_URLCONF = urls(view)
+        browser = call(headers={"Accept": "application/json"})
+        answers = fly(room, browser, browser, browser)
+        assert codes(answers) == [409] * 3
+        assert [problem(one) for one in answers] == [slug] * 3
+        assert not any(b"secret" in one.content for one in answers)
+        assert "ERROR" not in caplog.text
+        assert room.visits == 1
+        assert codes([browser()]) == [409]
+        assert room.visits == 2
+
+    async def test_a_duplicate_row_is_an_answer_for_all_async(self, settings: Any) -> None:
+        room = Room()
+        answer = raising(DuplicateMismatchError)
+        settings.ROOT_URLCONF = urls(flight(result_ttl=60)(async_view(room, answer)))
+        answers = await afly(room, acall(), acall(), acall())
+        assert [problem(one) for one in answers] == ["duplicate-mismatch"] * 3
+        assert room.visits == 1
+        assert problem(await acall()()) == "duplicate-mismatch"
+        assert room.visits == 2
+
+    @pytest.mark.parametrize("kind", ["sync", "async", "returned"])
+    async def test_a_duplicate_row_is_409_for_who_runs_alone_too(
+        self, kind: str, settings: Any
+    ) -> None:
+        room = Room(open=True)
+        aview = async_view(room, raising(DuplicateError))
+        view = {
+            "sync": sync_view(room, raising(DuplicateError)),
+            "async": aview,
+            "returned": lambda request, pk: aview(request, pk),
+        }[kind]
+        led, alone = flight()(view), flight(cache="dead", on_store_error="proceed")(view)
+        for guarded in (led, alone):
+            response = guarded(request_like(), pk="7")
+            response = await response if isawaitable(response) else response
+            assert problem(Answered(response)) == "duplicate"
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_another_content_of_an_existing_row_is_409(self, kind: str, settings: Any) -> None:
+        User.objects.create(username="a", email="a@example.org")
+
+        def create(request: HttpRequest, pk: str) -> HttpResponse:
+            create_or_existing(User.objects, username="a", defaults={"email": pk}, same=["email"])
+            return HttpResponse("made", status=201)
+
+        async def acreate(request: HttpRequest, pk: str) -> HttpResponse:
+            await acreate_or_existing(
+                User.objects, username="a", defaults={"email": pk}, same=["email"]
+            )
+            return HttpResponse("made", status=201)
+
+        settings.ROOT_URLCONF = urls(flight()(create if kind == "sync" else acreate))
+        assert problem(call()()) == "duplicate-mismatch"
+        assert call(path="/a@example.org/")().status_code == 201
+
     def test_our_own_refusal_is_never_shared(self, settings: Any) -> None:
         room = Room()
         inner = single_flight(key="inner:<pk>", authorize=lambda r: True, cache="dead")
@@ -368,6 +454,121 @@ class TestWhatTheLeaderRaised:
         settings.ROOT_URLCONF = urls(flight()(refused))
         assert codes(fly(room, call(), call())) == [503, 503]
         assert room.visits == 2
+
+
+def in_a_mixin(answer: Answer) -> Any:
+    class Lessons(SingleFlightMixin, View):
+        flight_key, flight_result_ttl = "lesson:<pk>", 60
+
+        def post(self, request: HttpRequest, pk: str) -> Any:
+            return answer()
+
+    return urls(Lessons.as_view())
+
+
+def in_an_async_mixin(answer: Answer) -> Any:
+    class Lessons(SingleFlightMixin, View):
+        flight_key, flight_result_ttl = "lesson:<pk>", 60
+
+        async def post(self, request: HttpRequest, pk: str) -> Any:
+            return await asyncio.to_thread(answer)
+
+    return urls(Lessons.as_view())
+
+
+def in_rest_framework(answer: Answer) -> Any:
+    class Lessons(SingleFlightMixin, APIView):
+        flight_key, flight_result_ttl = "lesson:<pk>", 60
+
+        def post(self, request: Any, pk: str) -> Any:
+            return answer()
+
+    return urls(Lessons.as_view())
+
+
+def in_an_api_view(answer: Answer) -> Any:
+    @api_view(["POST"])
+    @flight(result_ttl=60)
+    def create(request: Any, pk: str) -> Any:
+        return answer()
+
+    return urls(create)
+
+
+def in_ninja(answer: Answer) -> Any:
+    site = NinjaAPI(urls_namespace=f"test-{next(_numbers)}")
+
+    @site.post("/{pk}/")
+    @flight(result_ttl=60)
+    def create(request: HttpRequest, pk: str) -> Any:
+        return answer()
+
+    return urls(site.urls, "")
+
+
+def in_async_ninja(answer: Answer) -> Any:
+    site = NinjaAPI(urls_namespace=f"test-{next(_numbers)}")
+
+    @site.post("/{pk}/")
+    @flight(result_ttl=60)
+    async def create(request: HttpRequest, pk: str) -> Any:
+        return await asyncio.to_thread(answer)
+
+    return urls(site.urls, "")
+
+
+class TestDuplicatesInFrameworks:
+    """No framework has a handler for it, or would make a 500 of it: the guard answers first."""
+
+    @staticmethod
+    def answer(room: Room) -> Answer:
+        def answer() -> Any:
+            room.stay()
+            raise DuplicateMismatchError
+
+        return answer
+
+    @pytest.mark.parametrize("debug", [False, True])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            in_a_mixin,
+            in_an_async_mixin,
+            in_rest_framework,
+            in_an_api_view,
+            in_ninja,
+            in_async_ninja,
+        ],
+    )
+    def test_under_wsgi(self, make: Any, debug: bool, settings: Any) -> None:
+        room, settings.DEBUG = Room(), debug
+        settings.ROOT_URLCONF = make(self.answer(room))
+        answers = fly(room, call(), call())
+        assert [problem(one) for one in answers] == ["duplicate-mismatch"] * 2
+        assert room.visits == 1
+        assert problem(call()()) == "duplicate-mismatch"
+        assert room.visits == 2
+
+    @pytest.mark.parametrize("make", [in_an_async_mixin, in_async_ninja])
+    async def test_under_asgi(self, make: Any, settings: Any) -> None:
+        room = Room()
+        settings.ROOT_URLCONF = make(self.answer(room))
+        answers = await afly(room, acall(), acall())
+        assert [problem(one) for one in answers] == ["duplicate-mismatch"] * 2
+        assert room.visits == 1
+
+
+class Answered:
+    """A response as the test client gives it."""
+
+    def __init__(self, response: HttpResponse) -> None:
+        self.response = response
+
+    def __getitem__(self, header: str) -> str:
+        return self.response[header]
+
+    def json(self) -> Any:
+        return json.loads(self.response.content)
 
 
 class Breakage(Http404):
@@ -482,10 +683,11 @@ class TestWhatIsNotForSharing:
         assert codes(fly(room, call(), call())) == [200, 409]
         assert room.visits == 1
 
-    def test_a_body_too_large_to_compare_is_not_shared(self, settings: Any) -> None:
+    @pytest.mark.parametrize("make", [sync_view, async_view])
+    def test_a_body_too_large_to_compare_is_not_shared(self, make: Any, settings: Any) -> None:
         settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
         room = Room(open=True)
-        settings.ROOT_URLCONF = urls(flight(result_ttl=60)(sync_view(room, ANSWERS["plain"])))
+        settings.ROOT_URLCONF = urls(flight(result_ttl=60)(make(room, ANSWERS["plain"])))
         big = call(data=b"x" * 11, content_type="application/octet-stream")
         assert statuses([big(), big()]) == ["", ""]
         assert room.visits == 2
@@ -629,6 +831,20 @@ class TestAuthorize:
         view = flight(authorize=authorize)(async_view(room, ANSWERS["plain"]))
         settings.ROOT_URLCONF = urls(view)
         assert codes(await afly(room, acall(), acall())) == [201, 403]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestInTransactions:
+    """Guarantee 12, contended or not; also where another thread has it open."""
+
+    @pytest.mark.parametrize("make", [sync_view, async_view])
+    def test_a_caller_in_a_transaction_is_refused(self, make: Any, settings: Any) -> None:
+        room = Room(open=True)
+        settings.ROOT_URLCONF = urls(flight()(make(room, ANSWERS["plain"])))
+        with transaction.atomic(), pytest.raises(WaitInTransactionError):
+            Client().post("/7/")
+        assert room.visits == 0
+        assert Client().post("/7/").status_code == 201
 
 
 class TestTakeover:

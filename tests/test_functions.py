@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import TestCase
@@ -268,6 +271,38 @@ def test_the_work_may_open_transactions_of_its_own(alias: str) -> None:
             return User.objects.using(alias).count()
 
     assert SingleFlight("f").run("k", work) == 0
+
+
+@on_real_databases
+def test_a_task_that_a_transaction_waits_for_is_refused_too(alias: str) -> None:
+    """It runs in another thread, with connections of its own."""
+    flights, work = SingleFlight("f"), Runs(1)
+
+    async def as_a_task() -> int:
+        return await asyncio.create_task(flights.arun("k", work.task))
+
+    with transaction.atomic(using=alias):
+        for arun in (functools.partial(flights.arun, "k", work.task), as_a_task):
+            with pytest.raises(WaitInTransactionError) as caught:
+                async_to_sync(arun)()
+            assert alias in str(caught.value)
+    assert work.count == 0
+    assert async_to_sync(flights.arun)("k", work.task) == 1
+
+
+async def test_a_task_that_has_outlived_its_sync_caller_has_nobody_to_ask() -> None:
+    flights, work, door, tasks = SingleFlight("f"), Runs(1), asyncio.Event(), []
+
+    async def later() -> int:
+        await door.wait()
+        return await flights.arun("k", work.task)
+
+    async def start() -> None:
+        tasks.append(asyncio.create_task(later()))
+
+    await sync_to_async(async_to_sync(start))()
+    door.set()
+    assert await tasks[0] == 1
 
 
 async def test_a_task_outside_of_any_transaction_is_not_refused() -> None:

@@ -12,13 +12,17 @@ import pytest
 
 from singleflight_django import lease as lease_module
 from singleflight_django import semaphore_lock
-from singleflight_django.exceptions import LeaseConflictError
-from singleflight_django.stores.base import Claim, Conflict, Grant
+from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
+from singleflight_django.functions import SingleFlight
+from singleflight_django.stores.base import Claim, Conflict, Grant, Kept, Landing
 from singleflight_django.stores.cache import CacheStore
 from singleflight_django.stores.redis.fallback import RedisOrCacheStore
 from singleflight_django.stores.redis.store import RedisStore
 from singleflight_django.stores.registry import get_store
+from singleflight_django.testing.contract.flying import DONE, AsyncFlights, Flights
 from tests.engine import PATIENCE, in_threads
+from tests.flying import afly, fly
+from tests.meeting import Room
 from tests.servers import Valkey, until
 from tests.store_contract import LONG, AsyncCalls, Calls
 
@@ -127,6 +131,58 @@ def test_leases_are_kept_through_the_cache_with_one_warning(
     assert "EVALSHA" in caplog.text
     assert (calls.store.longest_block, calls.store.fences) == (0.0, False)
     assert not calls.store.compares_and_sets
+
+
+@pytest.mark.parametrize("first", ["acquire", "join", "forget"])
+def test_whatever_is_asked_first_falls_back_for_all(first: str, calls: Calls) -> None:
+    flights = Flights(calls.store)
+    if isinstance(calls, AsyncCalls):
+        flights = AsyncFlights(calls.store, calls.run)
+    if first == "acquire":
+        calls.acquire("other", "a")
+    elif first == "forget":
+        flights.ask("forget", "k")
+    led = flights.lead("a")
+    assert flights.follow("b").flight == led.flight
+    assert flights.ask("followed", "k") is True
+    assert flights.ask("now", "k") >= led.now
+    assert flights.publish("a", led.flight, DONE, b"one", keep=LONG) == DONE
+    news, kept = flights.news("b", led.flight), flights.join("c")
+    assert isinstance(news, Landing)
+    assert isinstance(kept, Kept)
+    assert news.payload == kept.payload == b"one"
+    flights.ask("forget", "k")
+    flights.lead("c")
+
+
+def test_a_flight_that_scripts_began_is_told_as_away_when_they_are_forbidden(
+    redis_server: Valkey, cache_at: CacheAt
+) -> None:
+    flights = Flights(get_store(cache_at(redis_server.url())))
+    led = flights.lead("a")
+    with redis_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-@scripting")
+    with pytest.raises(StoreUnavailableError):
+        flights.publish("a", led.flight, DONE, b"one")
+    flights.lead("b")
+    assert flights.publish("a", led.flight, DONE, b"one") is None
+
+
+def test_a_coalesced_function_has_one_run_there(forbidding: str) -> None:
+    room, flights = Room(), SingleFlight("f", cache=forbidding)
+    work = lambda: flights.run("k", lambda: room.stay().status_code)  # noqa: E731
+    assert fly(room, work, work, work) == [201] * 3
+    assert room.visits == 1
+
+
+async def test_a_coalesced_task_has_one_run_there(forbidding: str) -> None:
+    room, flights = Room(), SingleFlight("f", cache=forbidding)
+
+    async def stay() -> int:
+        return (await room.astay()).status_code
+
+    assert await afly(room, *[lambda: flights.arun("k", stay)] * 3) == [201] * 3
+    assert room.visits == 1
 
 
 def test_where_scripts_are_allowed_nothing_falls_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,8 +15,9 @@ from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import Busy, Kept, Landing, Led, Publishing, Status, Store
 from singleflight_django.stores.cache import CacheStore
 from singleflight_django.stores.redis.store import store_on
+from singleflight_django.stores.registry import get_store
 from tests.flight_contract import AGAIN, DONE, FAILED, VACANT, FlightContract, Flights
-from tests.servers import Cluster, Sentinel
+from tests.servers import Cluster, Sentinel, Valkey
 from tests.settings import REDIS_URL
 from tests.store_contract import LONG, PATIENCE
 from tests.test_stores_redis import (
@@ -226,6 +227,29 @@ class TestOnDjangoRedis(OfCaches):
 
 class TestOnLocmem(OfCaches):
     alias = "locmem"
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[Valkey]:
+    """A server with a user who may do everything but run scripts."""
+    with Valkey() as server:
+        with server.client() as client:
+            client.execute_command(
+                "ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-@scripting"
+            )
+        yield server
+
+
+class TestOnRedisWithoutScripts(OfCaches):
+    """It has learned of it; how it does is in ``test_registry``."""
+
+    @pytest.fixture
+    def store(self, refusing: Valkey, cache_at: CacheAt) -> Store:
+        with refusing.client() as client:
+            client.flushall()
+        store = get_store(cache_at(refusing.url().replace("//", "//plain:secret@")))
+        store.forget("k")
+        return store
 
 
 class TestOnMemcached(OfCaches):
