@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.core.checks import register
+from django.core.checks import Tags, register
 
 from singleflight_django import checks
 
@@ -15,3 +15,5 @@ class SingleFlightConfig(AppConfig):
     def ready(self) -> None:
         register(checks.check, checks.TAG)
         register(checks.check_deployment, checks.TAG, deploy=True)
+        # Not by our own tag: whoever asks for that does not expect a connection.
+        register(checks.check_databases, Tags.database)

@@ -65,6 +65,8 @@ class Armoury:
                 )
         if not iscoroutinefunction(view):
             opt_out(view)
+        # For ``manage.py check``. What another mixin's as_view() has armed is armed around it.
+        view.singleflight_armed = (*getattr(view, "singleflight_armed", ()), guards)
         return view
 
     def arm(self, view: Any) -> None:
@@ -72,7 +74,7 @@ class Armoury:
         name = (view.request.method or "").lower()
         handler = getattr(view, name, None) if name in view.http_method_names else None
         if handler is not None:
-            guard = self._guard_of(view, getattr(handler, "__name__", _ANY))
+            guard = self.guard_of(view, getattr(handler, "__name__", _ANY))
             armed = self.wrap(handler, guard) if guard else _in_transactions(handler)
             setattr(view, name, armed)
 
@@ -82,7 +84,8 @@ class Armoury:
         own = {name: value for name, value in vars(view).items() if name.startswith(start)}
         return self._made(type(view), own) if own else self._guards[type(view)]
 
-    def _guard_of(self, view: Any, handler: str) -> Guard | None:
+    def guard_of(self, view: Any, handler: str) -> Guard | None:
+        """Return what guards a handler of an instance."""
         guards = self.guards_of(view)
         guard: Any = guards.get(handler) or guards.get(_ANY)
         if guard is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
+from types import FunctionType
 from typing import Any, Protocol, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -39,6 +40,8 @@ def wrap_view(
     They get the call of the view, its request, and its other arguments.
     """
 
+    is_function = isinstance(view, FunctionType)
+
     def passes(request: Any) -> bool:
         if conf.SINGLEFLIGHT_ENABLED is False:
             expose(request, guard.unprotected())
@@ -56,10 +59,18 @@ def wrap_view(
         call = with_transactions(partial(view, *args, **kwargs), request)
         if passes(request):
             return call()
-        through = aenter if dispatches_async(view, args) else enter
+        # A plain function is a view, or a method: then the view's object comes first.
+        is_sync = is_function and request is args[0]
+        through = aenter if not is_sync and dispatches_async(view, args) else enter
         return through(call, request, rest, kwargs)
 
     if iscoroutinefunction(view):
-        return cast(_View, wraps(view)(ainner))
+        return cast(_View, marked(wraps(view)(ainner), guard, view))
     opt_out(wraps(view)(inner))
-    return cast(_View, inner)
+    return cast(_View, marked(inner, guard, view))
+
+
+def marked(guarded: Any, guard: ViewGuard, view: Any) -> Any:
+    """Note on a guarded view which guards it has, the outermost first: for ``manage.py check``."""
+    guarded.singleflight_guards = (guard, *getattr(view, "singleflight_guards", ()))
+    return guarded

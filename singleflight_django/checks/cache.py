@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core import mail
@@ -15,9 +13,8 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.core.checks import CheckMessage, Error, Warning
 from django.utils.module_loading import import_string
 
-from singleflight_django.checks.base import message, setting
-
-_OWN_ALIAS = "Point SINGLEFLIGHT_CACHE at an alias of a Redis, Valkey or memcached server"
+from singleflight_django.checks.base import message
+from singleflight_django.checks.caches import Cache, described
 
 # What each of these does when two callers add the same key at once.
 _NO_EXCLUSION: dict[type, tuple[str, str]] = {
@@ -27,121 +24,75 @@ _NO_EXCLUSION: dict[type, tuple[str, str]] = {
 }
 
 
-class _Cache(NamedTuple):
-    alias: str
-    backend: type
-    location: object
-    options: Mapping[str, Any]
-
-    def is_a(self, *packages: str) -> bool:
-        """Whether the backend, or what it is made from, comes from one of ``packages``."""
-        return any(base.__module__.split(".")[0] in packages for base in self.backend.__mro__)
-
-
-def _alias() -> str | None:
-    """Return the alias in use, or None where leases don't live in one that we know."""
-    store = setting("SINGLEFLIGHT_STORE")
-    alias: str | None = setting("SINGLEFLIGHT_CACHE")
-    return alias if store in (None, "redis", "cache") else None
-
-
-def _cache() -> _Cache | None:
-    """Return what the settings say of the cache in use, without making a cache of it."""
-    alias = _alias()
-    if alias is None or alias not in settings.CACHES:
-        return None
-    given = settings.CACHES[alias]
-    try:
-        backend = import_string(given.get("BACKEND", ""))
-    except ImportError:
-        return None
-    return _Cache(alias, backend, given.get("LOCATION", ""), given.get("OPTIONS") or {})
-
-
-def _through_the_cache() -> _Cache | None:
-    """Return the cache where leases may go through its own methods, not straight to the server."""
-    return None if setting("SINGLEFLIGHT_STORE") == "redis" else _cache()
-
-
-def check_alias() -> list[CheckMessage]:
+def check_alias(alias: str) -> list[CheckMessage]:
     """Does the alias exist?"""
-    alias = _alias()
-    if alias is None or alias in settings.CACHES:
+    if alias in settings.CACHES:
         return []
     nearest = get_close_matches(alias, settings.CACHES, 1)
-    return [
-        message(
-            Error,
-            "E010",
-            f"SINGLEFLIGHT_CACHE is {alias!r}, and CACHES has no such alias.",
-            f"Did you mean {nearest[0]!r}?" if nearest else f"{_OWN_ALIAS}, and add it to CACHES.",
-        )
-    ]
+    cure = "Point SINGLEFLIGHT_CACHE at an alias of CACHES, or add this one."
+    hint = f"Did you mean {nearest[0]!r}?" if nearest else cure
+    text = f"SINGLEFLIGHT_CACHE is {alias!r}, and CACHES has no such alias."
+    return [message(Error, "E010", text, hint)]
 
 
-def check_backend() -> list[CheckMessage]:
+def check_backend(alias: str) -> list[CheckMessage]:
     """Can the alias's backend be imported?"""
-    alias = _alias()
-    if alias is None or alias not in settings.CACHES or _cache() is not None:
+    if alias not in settings.CACHES or described(alias) is not None:
         return []
     path = settings.CACHES[alias].get("BACKEND")
     text = f"The backend of the cache {alias!r} can't be imported: {path!r}."
     return [message(Error, "E011", text, "Correct BACKEND, or install the package it is in.")]
 
 
-def check_exclusion() -> list[CheckMessage]:
+def check_exclusion(cache: Cache) -> list[CheckMessage]:
     """Does the backend give a lease to one caller only?"""
-    if (cache := _cache()) is None:
-        return []
     return [
         message(
             Error,
             number,
             f"The cache {cache.alias!r} can't keep leases: its {kind.__name__} {fault}.",
-            f"{_OWN_ALIAS}. Where nothing needs guarding, set SINGLEFLIGHT_ENABLED = False.",
+            f"{cache.instead()} Where nothing needs guarding, set SINGLEFLIGHT_ENABLED = False.",
         )
         for kind, (number, fault) in _NO_EXCLUSION.items()
         if issubclass(cache.backend, kind)
     ]
 
 
-def check_shared() -> list[CheckMessage]:
+def check_shared(cache: Cache) -> list[CheckMessage]:
     """Do all processes see the same leases?"""
     # The test runner turns DEBUG off, and a test run is one process: it makes the outbox.
     developing = settings.DEBUG or hasattr(mail, "outbox")
-    return _private(Warning, "W015") if developing else _private(Error, "E016")
+    return _private(cache, Warning, "W015") if developing else _private(cache, Error, "E016")
 
 
-def check_shared_when_deployed() -> list[CheckMessage]:
+def check_shared_when_deployed(cache: Cache) -> list[CheckMessage]:
     """Will all processes see the same leases, if this is what is deployed?"""
     # Without DEBUG, check_shared() has said so already.
-    return _private(Error, "E016") if settings.DEBUG else []
+    return _private(cache, Error, "E016") if settings.DEBUG else []
 
 
-def _private(kind: type[Error] | type[Warning], number: str) -> list[CheckMessage]:
-    cache = _cache()
-    if cache is None or not issubclass(cache.backend, LocMemCache):
+def _private(cache: Cache, kind: type[Error] | type[Warning], number: str) -> list[CheckMessage]:
+    if not issubclass(cache.backend, LocMemCache):
         return []
     text = (
         f"The cache {cache.alias!r} lives in the memory of one process: other processes don't see "
         "its leases, and nothing is guarded between them."
     )
-    return [message(kind, number, text, f"{_OWN_ALIAS}.")]
+    return [message(kind, number, text, cache.instead())]
 
 
-def check_outages_show() -> list[CheckMessage]:
+def check_outages_show(cache: Cache) -> list[CheckMessage]:
     """Does the cache say so when its server is away?"""
-    cache = _through_the_cache()
-    if cache is None or not (option := _ignoring(cache)):
+    if cache.bypassed or not (option := _ignoring(cache)):
         return []
     text = (
         f"The cache {cache.alias!r} has {option}: while its server is away, a lease that goes "
-        "through it looks lost or held by someone else."
+        "through it looks lost, and one that is given back stays."
     )
-    return [message(Warning, "W017", text, _straight(cache, f"an alias without {option}"))]
+    return [message(Warning, "W017", text, cache.straight(f"an alias without {option}"))]
 
 
-def _ignoring(cache: _Cache) -> str:
+def _ignoring(cache: Cache) -> str:
     """Return the name of the option that hides outages, or ""."""
     for package, name in (("django_redis", "DJANGO_REDIS"), ("django_valkey", "DJANGO_VALKEY")):
         site_wide = f"{name}_IGNORE_EXCEPTIONS"
@@ -152,16 +103,15 @@ def _ignoring(cache: _Cache) -> str:
     return "ignore_exc" if cache.options.get("ignore_exc") else ""
 
 
-def check_ttl_is_kept() -> list[CheckMessage]:
+def check_ttl_is_kept(cache: Cache) -> list[CheckMessage]:
     """Does the cache's client keep to the ttl that it is given?"""
-    cache = _through_the_cache()
-    if cache is None or not _herds(cache.options.get("CLIENT_CLASS")):
+    if cache.bypassed or not _herds(cache.options.get("CLIENT_CLASS")):
         return []
     text = (
         f"The cache {cache.alias!r} uses HerdClient, which lets every lease live for "
         "CACHE_HERD_TIMEOUT seconds longer than its ttl."
     )
-    return [message(Warning, "W018", text, _straight(cache, "an alias with the DefaultClient"))]
+    return [message(Warning, "W018", text, cache.straight("an alias with the DefaultClient"))]
 
 
 def _herds(client: object) -> bool:
@@ -172,14 +122,13 @@ def _herds(client: object) -> bool:
     return any(base.__name__ == "HerdClient" for base in getattr(kind, "__mro__", ()))
 
 
-def check_one_server_decides() -> list[CheckMessage]:
+def check_one_server_decides(cache: Cache) -> list[CheckMessage]:
     """Is there only one server that gives leases?"""
-    cache = _through_the_cache()
     if (
-        cache is None
+        cache.bypassed
         or not cache.is_a("django_redis", "django_valkey")
         or cache.options.get("REPLICA_READ_ONLY", True)
-        or len(_servers(cache.location)) < 2
+        or len(cache.servers) < 2
     ):
         return []
     text = (
@@ -187,18 +136,4 @@ def check_one_server_decides() -> list[CheckMessage]:
         "(REPLICA_READ_ONLY is False): two servers then give the same lease to two callers, and "
         "django-redis 7 lets it live a thousand times longer there."
     )
-    return [message(Warning, "W019", text, _straight(cache, "an alias with one LOCATION"))]
-
-
-def _servers(location: object) -> Collection[object]:
-    if isinstance(location, str):
-        return location.split(",")
-    return location if isinstance(location, list | tuple | set) else [location]
-
-
-def _straight(cache: _Cache, instead: str) -> str:
-    """Return the cure for what the cache's own methods do."""
-    cure = f"Point SINGLEFLIGHT_CACHE at {instead}."
-    if cache.is_a("django_redis", "django_valkey"):
-        cure += ' SINGLEFLIGHT_STORE = "redis" goes straight to the server, if scripts are allowed.'
-    return cure
+    return [message(Warning, "W019", text, cache.straight("an alias with one LOCATION"))]
