@@ -10,16 +10,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from singleflight_django.stores.redis.clients import PORTABLE, Server, understood
+from singleflight_django.stores.redis.permits import MOST
 from singleflight_django.stores.redis.transports import (
     GRACE,
     IDLE_LIMIT,
+    LONGEST_PAUSE,
     MOST_IDLE,
     Call,
     Failures,
+    Watching,
     pack,
     pack_call,
 )
-from singleflight_django.waiting import clock
+from singleflight_django.waiting import clock, pauses
 
 
 class AsyncConnectionTransport:
@@ -30,6 +33,9 @@ class AsyncConnectionTransport:
         self._maker = _maker(server)
         self._primary: Any = None
         self._errors = Failures(server)
+        self._patience = server.timeout
+        self._exchanging = asyncio.Semaphore(MOST)
+        self._watching = asyncio.Semaphore(MOST)
         self._closer: AsyncGenerator[None, None] | None = None
         self._keeps = True
 
@@ -62,6 +68,20 @@ class AsyncConnectionTransport:
             raise reply
         return reply
 
+    async def watch(self, watching: Watching, within: float) -> Any:
+        """See ConnectionTransport.watch()."""
+        if self._watching.locked():
+            return await self._look(watching.look, clock() + within)
+        async with self._watching:
+            return await self.ask(*watching.block, within=within)
+
+    async def _look(self, command: tuple[str | int, ...], deadline: float) -> Any:
+        for pause in pauses(LONGEST_PAUSE):
+            news, left = await self.ask(*command), deadline - clock()
+            if news is not None or left <= 0:
+                return news
+            await asyncio.sleep(min(pause, left))
+
     async def drop(self) -> None:
         """See ConnectionTransport.drop()."""
         while self._idle:
@@ -83,7 +103,22 @@ class AsyncConnectionTransport:
         return await self._exchange(commands, left), True
 
     async def _exchange(self, commands: list[bytes], within: float | None) -> list[Any]:
-        connection = await self._take()
+        if within is not None:
+            return await self._exchange_on(await self._take(), commands, within)
+        if self._exchanging.locked():
+            # However many wait before: the caller's patience is that of one socket.
+            async with asyncio.timeout(self._patience):
+                await self._exchanging.acquire()
+        else:
+            await self._exchanging.acquire()
+        try:
+            return await self._exchange_on(await self._take(), commands, None)
+        finally:
+            self._exchanging.release()
+
+    async def _exchange_on(
+        self, connection: Any, commands: list[bytes], within: float | None
+    ) -> list[Any]:
         replies: list[Any] = []
         try:
             await connection.send_packed_command(commands, check_health=False)
@@ -180,6 +215,10 @@ class AsyncClientTransport:
     async def ask(self, *command: str | int, within: float | None = None) -> Any:
         """See ConnectionTransport.ask()."""
         return await self._execute(*command)
+
+    async def watch(self, watching: Watching, within: float) -> Any:
+        """See ClientTransport.watch()."""
+        return await self._execute(*watching.block)
 
     async def _execute(self, *args: Any) -> Any:
         if self._client is None:

@@ -18,15 +18,20 @@ from typing import NamedTuple
 
 
 class Script(NamedTuple):
-    """A Lua script and the name under which the server caches it."""
+    """A Lua script, the name under which the server caches it, and how a call by that name begins.
+
+    ``call`` takes the number of words of the whole command, and of its keys (fewer than ten).
+    """
 
     source: bytes
     sha: bytes
+    call: bytes
 
 
 def _script(source: str) -> Script:
     text = source.encode()
-    return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
+    sha = sha1(text, usedforsecurity=False).hexdigest().encode()
+    return Script(text, sha, b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%%d\r\n" % sha)
 
 
 # KEYS: lease, fence, waiting. ARGV: token, ttl in ms, limit, how long the caller means to wait in ms.
@@ -35,24 +40,30 @@ def _script(source: str) -> Script:
 ACQUIRE = _script("""\
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[3]) and not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  local wait = tonumber(ARGV[4])
-  if wait > 0 and redis.call('PTTL', KEYS[3]) < wait then
-    redis.call('SET', KEYS[3], 1, 'PX', wait)
-  end
-  local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-  return {0, math.ceil((first[2] - now) / 1000)}
-end
 local ttl = tonumber(ARGV[2])
-local fence = math.max(now, (tonumber(redis.call('GET', KEYS[2])) or 0) + 1)
+local lives = ttl
+-- Mostly there is nobody: then two looks are enough.
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+  if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[3]) and not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
+    local wait = tonumber(ARGV[4])
+    if wait > 0 and redis.call('PTTL', KEYS[3]) < wait then
+      redis.call('SET', KEYS[3], 1, 'PX', wait)
+    end
+    local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+    return {0, math.ceil((first[2] - now) / 1000)}
+  end
+  lives = math.max(ttl, redis.call('PTTL', KEYS[1]))
+end
+local last = redis.call('GET', KEYS[2])
+local fence = last and tonumber(last) >= now and last + 1 or now
 redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ttl * 10)
 redis.call('ZADD', KEYS[1], string.format('%.0f', now + ttl * 1000), ARGV[1])
-if redis.call('PTTL', KEYS[1]) < ttl then redis.call('PEXPIRE', KEYS[1], ttl) end
+redis.call('PEXPIRE', KEYS[1], lives)
 return {1, fence}
 """)
 
-# KEYS: lease. ARGV: token, ttl in ms. Returns 1, or 0 if the lease is not the token's any more.
+# KEYS: lease, fence. ARGV: token, ttl in ms. Returns 1, or 0 if the lease is not the token's any more.
 # First the expiry: a server whose memory is full refuses the first write that takes memory, and none
 # after one that doesn't.
 RENEW = _script("""\
@@ -62,6 +73,7 @@ local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if not ends or tonumber(ends) <= now then return 0 end
 local ttl = tonumber(ARGV[2])
 redis.call('PEXPIRE', KEYS[1], math.max(redis.call('PTTL', KEYS[1]), ttl))
+redis.call('PEXPIRE', KEYS[2], math.max(redis.call('PTTL', KEYS[2]), ttl * 10))
 redis.call('ZADD', KEYS[1], string.format('%.0f', now + ttl * 1000), ARGV[1])
 return 1
 """)
@@ -127,6 +139,7 @@ if holder[1] then
   if not flight then return {'busy', '0', math.ceil((holder[2] - now) / 1000), us(now)} end
   if known[2] ~= print then return {'mismatch'} end
   if now + wait * 1000 > till then redis.call('HSET', KEYS[3], 'till', us(now + wait * 1000)) end
+  if ARGV[5] == '0' then redis.call('HINCRBY', KEYS[3], 'followers', 1) end
   return {'busy', flight, math.ceil((holder[2] - now) / 1000), us(now)}
 end
 if not open and known[7] and tonumber(known[8]) > now then
@@ -154,6 +167,7 @@ redis.call('ZADD', KEYS[1], us(now + ttl * 1000), token)
 redis.call('PEXPIRE', KEYS[1], ttl)
 if taken_over then
   redis.call('HDEL', KEYS[3], 'again')
+  if ARGV[5] == flight then redis.call('HINCRBY', KEYS[3], 'followers', -1) end
 else
   flight, takeovers = us(fence), 0
   redis.call('DEL', KEYS[3])
@@ -221,4 +235,20 @@ return till > time[1] * 1000000 + time[2] and 1 or 0
 NOW = _script("""\
 local time = redis.call('TIME')
 return string.format('%.0f', time[1] * 1000000 + time[2])
+""")
+
+# KEYS: any entry. Returns 1: whether scripts may be run at all.
+NOTHING = _script("return 1")
+
+# KEYS: lease, fence, flight. Changes nothing.
+# Returns {now in us, {token, end in us, ...}, fence, flight, how many have joined it}; of what there
+# isn't, false.
+HOLDERS = _script("""\
+local time = redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000000 + time[2])
+local held = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'WITHSCORES')
+local known = redis.call('HMGET', KEYS[3], 'open', 'flight', 'fence', 'followers', 'till')
+if not known[1] then return {now, held, redis.call('GET', KEYS[2]), false, 0} end
+local followed = (tonumber(known[5]) or 0) > tonumber(now)
+return {now, held, known[3], known[2], followed and math.max(0, tonumber(known[4]) or 1) or 0}
 """)

@@ -21,8 +21,11 @@ from singleflight_django.stores.base import (
     Status,
     Store,
 )
+from singleflight_django.stores.findings import Finding
+from singleflight_django.stores.listing import Holding
 from singleflight_django.stores.redis.async_transports import LoopTransports
 from singleflight_django.stores.redis.clients import Server, primary_client
+from singleflight_django.stores.redis.examining import examine
 from singleflight_django.stores.redis.flights import (
     first_landing,
     followed_call,
@@ -34,8 +37,9 @@ from singleflight_django.stores.redis.flights import (
     publish_call,
     published,
 )
+from singleflight_django.stores.redis.listing import holdings
 from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE, RENEW
-from singleflight_django.stores.redis.transports import Call, transport_to
+from singleflight_django.stores.redis.transports import Call, Watching, transport_to
 
 # Where the access rules forbid BLPOP, waiters look again after this many seconds.
 UNWAKEABLE_PAUSE = 0.1
@@ -59,6 +63,7 @@ class RedisStore(Store):
 
     compares_and_sets = True
     fences = True
+    can_list = True
 
     def __init__(self, link: Link, prefix: str) -> None:
         self._link = link
@@ -71,16 +76,13 @@ class RedisStore(Store):
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
         """See Store.acquire()."""
-        with self._translated(key):
-            return _answer(self._link.transport.run(self._acquire(key, token, ttl, limit, wait))[0])
+        return _answer(self._run(key, self._acquire(key, token, ttl, limit, wait))[0])
 
     async def aacquire(
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
         """See acquire()."""
-        with self._translated(key):
-            call = self._acquire(key, token, ttl, limit, wait)
-            return _answer((await self._link.loops.current().run(call))[0])
+        return _answer((await self._arun(key, self._acquire(key, token, ttl, limit, wait)))[0])
 
     def renew(self, claims: Sequence[Claim]) -> list[bool]:
         """See Store.renew()."""
@@ -95,23 +97,20 @@ class RedisStore(Store):
 
     def release(self, key: str, token: str) -> bool:
         """See Store.release()."""
-        with self._translated(key):
-            reply, resent = self._link.transport.run(self._release(key, token))
+        reply, resent = self._run(key, self._release(key, token))
         # Sent twice, it may have been the first that gave the lease back.
         return bool(reply) or resent
 
     async def arelease(self, key: str, token: str) -> bool:
         """See release()."""
-        with self._translated(key):
-            reply, resent = await self._link.loops.current().run(self._release(key, token))
+        reply, resent = await self._arun(key, self._release(key, token))
         return bool(reply) or resent
 
     def wait_free(self, key: str, seconds: float) -> bool:
         """See Store.wait_free()."""
         with self._translated(key):
             try:
-                blpop = self._blpop(key, seconds)
-                return self._link.transport.ask(*blpop, within=seconds) is not None
+                return self._link.transport.watch(self._free(key, seconds), seconds) is not None
             except self._link.server.errors.NoPermissionError:
                 time.sleep(min(seconds, UNWAKEABLE_PAUSE))
                 return True
@@ -120,86 +119,86 @@ class RedisStore(Store):
         """See wait_free()."""
         with self._translated(key):
             try:
-                blpop = self._blpop(key, seconds)
-                return await self._link.loops.current().ask(*blpop, within=seconds) is not None
+                watching = self._free(key, seconds)
+                return await self._link.loops.current().watch(watching, seconds) is not None
             except self._link.server.errors.NoPermissionError:
                 await asyncio.sleep(min(seconds, UNWAKEABLE_PAUSE))
                 return True
 
     def join(self, key: str, joining: Joining) -> Joined:
         """See Store.join()."""
-        with self._translated(key):
-            return joined(self._link.transport.run(join_call(self._base(key), joining))[0])
+        return joined(self._run(key, join_call(self._base(key), joining))[0])
 
     async def ajoin(self, key: str, joining: Joining) -> Joined:
         """See join()."""
-        with self._translated(key):
-            call = join_call(self._base(key), joining)
-            return joined((await self._link.loops.current().run(call))[0])
+        return joined((await self._arun(key, join_call(self._base(key), joining)))[0])
 
     def publish(self, key: str, publishing: Publishing) -> Status | None:
         """See Store.publish()."""
-        with self._translated(key):
-            call = publish_call(self._base(key), publishing)
-            return published(*self._link.transport.run(call), publishing)
+        call = publish_call(self._base(key), publishing)
+        return published(*self._run(key, call), publishing)
 
     async def apublish(self, key: str, publishing: Publishing) -> Status | None:
         """See publish()."""
-        with self._translated(key):
-            call = publish_call(self._base(key), publishing)
-            return published(*(await self._link.loops.current().run(call)), publishing)
+        call = publish_call(self._base(key), publishing)
+        return published(*(await self._arun(key, call)), publishing)
 
     def wait_landing(self, key: str, flight: int, seen: str, seconds: float) -> Landing | None:
         """See Store.wait_landing()."""
         with self._translated(key):
-            command = self._xread(key, flight, seen, seconds)
-            return first_landing(self._link.transport.ask(*command, within=seconds))
+            watching = self._news(key, flight, seen, seconds)
+            return first_landing(self._link.transport.watch(watching, seconds))
 
     async def await_landing(
         self, key: str, flight: int, seen: str, seconds: float
     ) -> Landing | None:
         """See wait_landing()."""
         with self._translated(key):
-            command = self._xread(key, flight, seen, seconds)
-            return first_landing(await self._link.loops.current().ask(*command, within=seconds))
+            watching = self._news(key, flight, seen, seconds)
+            return first_landing(await self._link.loops.current().watch(watching, seconds))
 
     def followed(self, key: str) -> bool:
         """See Store.followed()."""
-        with self._translated(key):
-            return bool(self._link.transport.run(followed_call(self._base(key)))[0])
+        return bool(self._run(key, followed_call(self._base(key)))[0])
 
     async def afollowed(self, key: str) -> bool:
         """See followed()."""
-        with self._translated(key):
-            return bool((await self._link.loops.current().run(followed_call(self._base(key))))[0])
+        return bool((await self._arun(key, followed_call(self._base(key))))[0])
 
     def forget(self, key: str) -> None:
         """See Store.forget()."""
-        with self._translated(key):
-            self._link.transport.run(forget_call(self._base(key)))
+        self._run(key, forget_call(self._base(key)))
 
     async def aforget(self, key: str) -> None:
         """See forget()."""
-        with self._translated(key):
-            await self._link.loops.current().run(forget_call(self._base(key)))
+        await self._arun(key, forget_call(self._base(key)))
 
     def now(self, key: str) -> float:
         """See Store.now()."""
-        with self._translated(key):
-            return int(self._link.transport.run(now_call(self._base(key)))[0]) / 1e6
+        return int(self._run(key, now_call(self._base(key)))[0]) / 1e6
 
     async def anow(self, key: str) -> float:
         """See now()."""
-        with self._translated(key):
-            return int((await self._link.loops.current().run(now_call(self._base(key))))[0]) / 1e6
+        return int((await self._arun(key, now_call(self._base(key))))[0]) / 1e6
 
-    def _blpop(self, key: str, seconds: float) -> tuple[str, str, str]:
-        return ("BLPOP", self._entry(key, "free"), f"{max(seconds, 0.001):.3f}")
+    def holdings(self, contains: str = "") -> Iterator[Holding]:
+        """See Store.holdings()."""
+        with self._translated():
+            yield from holdings(self._link.server, self._link.transport, self._prefix, contains)
 
-    def _xread(self, key: str, flight: int, seen: str, seconds: float) -> tuple[str | int, ...]:
+    def examine(self, ttl: float) -> Iterator[Finding]:
+        """See Store.examine()."""
+        return examine(self._link.server, self._link.transport, self._prefix, ttl)
+
+    def _free(self, key: str, seconds: float) -> Watching:
+        free = self._entry(key, "free")
+        return Watching(("BLPOP", free, f"{max(seconds, 0.001):.3f}"), ("LPOP", free))
+
+    def _news(self, key: str, flight: int, seen: str, seconds: float) -> Watching:
         # A block of 0 would be for ever.
         block = max(1, ms(seconds))
-        return ("XREAD", "BLOCK", block, "STREAMS", f"{self._base(key)}{flight}", seen)
+        look = ("STREAMS", f"{self._base(key)}{flight}", seen)
+        return Watching(("XREAD", "BLOCK", block, *look), ("XREAD", *look))
 
     def _base(self, key: str) -> str:
         return f"{self._prefix}:{{{key}}}:"
@@ -217,22 +216,38 @@ class RedisStore(Store):
 
     def _renew(self, claim: Claim) -> Call:
         key, token, ttl = claim
-        return Call(RENEW, (self._entry(key, "lease"),), (token, ms(ttl)))
+        base = self._base(key)
+        return Call(RENEW, (base + "lease", base + "fence"), (token, ms(ttl)))
 
     def _release(self, key: str, token: str) -> Call:
         base = self._base(key)
         return Call(RELEASE, (base + "lease", base + "waiting", base + "free"), (token,))
 
+    def _run(self, key: str, call: Call) -> tuple[Any, bool]:
+        try:
+            return self._link.transport.run(call)
+        except self._link.server.failures as error:
+            raise self._unavailable(error, key) from error
+
+    async def _arun(self, key: str, call: Call) -> tuple[Any, bool]:
+        try:
+            return await self._link.loops.current().run(call)
+        except self._link.server.failures as error:
+            raise self._unavailable(error, key) from error
+
     @contextmanager
     def _translated(self, key: str = "") -> Iterator[None]:
-        """Any failure of the driver says one thing: the store can't tell."""
-        server = self._link.server
+        """See _run(), which does without the cost of this."""
         try:
             yield
-        except server.failures as error:
-            forbidden = _scripts_forbidden(server, error)
-            kind = ScriptsForbiddenError if forbidden else StoreUnavailableError
-            raise kind(f"The store did not answer: {error}", key=key) from error
+        except self._link.server.failures as error:
+            raise self._unavailable(error, key) from error
+
+    def _unavailable(self, error: Exception, key: str) -> StoreUnavailableError:
+        """Return what any failure of the driver says: the store can't tell."""
+        forbidden = _scripts_forbidden(self._link.server, error)
+        kind = ScriptsForbiddenError if forbidden else StoreUnavailableError
+        return kind(f"The store did not answer: {error}", key=key)
 
 
 def store_on(alias: str, prefix: str) -> RedisStore:

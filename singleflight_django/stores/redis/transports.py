@@ -7,6 +7,7 @@ connections themselves, with their authentication, TLS and Sentinel, are the dri
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,16 +15,26 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from singleflight_django.stores.redis.clients import Server
+from singleflight_django.stores.redis.permits import Permits
 from singleflight_django.stores.redis.scripts import Script
-from singleflight_django.waiting import clock
+from singleflight_django.waiting import clock, pauses
 
-# More idle connections than this are closed; busy ones are as many as there are callers.
+# More idle connections than this are closed.
 MOST_IDLE = 64
+# The longest pause between two looks for news, in seconds.
+LONGEST_PAUSE = 0.5
 # Firewalls and load balancers drop silent connections, some of them without a word. Seconds.
 IDLE_LIMIT = 60.0
 # How much later than it was told to a server may answer that nothing came. It looks at its clock ten
 # times a second only (measured: up to 0.1 s late); we leave sooner. Seconds.
 GRACE = 0.01
+
+
+class Watching(NamedTuple):
+    """How to wait for news: ``block`` waits on the server, ``look`` asks whether there are any."""
+
+    block: tuple[str | int, ...]
+    look: tuple[str | int, ...]
 
 
 class Call(NamedTuple):
@@ -45,13 +56,19 @@ def pack(*args: str | bytes | int) -> bytes:
 
 def pack_call(call: Call, source: bool = False) -> bytes:
     """Write ``call`` by the script's name, or with its ``source`` for a server that forgot it."""
-    script = call.script
+    script, keys, args = call
+    if not source:
+        # Once for each lease, so it is short: what has to be said, as text, in one go.
+        told = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, keys + args)])
+        if told.isascii() and bytes not in map(type, args):
+            return (script.call % (3 + len(keys) + len(args), len(keys))) + told.encode()
     head: tuple[bytes, bytes] = (b"EVAL", script.source) if source else (b"EVALSHA", script.sha)
-    return pack(*head, len(call.keys), *call.keys, *call.args)
+    return pack(*head, len(keys), *keys, *args)
 
 
 class ConnectionTransport:
-    """Commands on connections of our own, kept in a LIFO: no more of them than callers at once.
+    """Commands on connections of our own, kept in a LIFO: no more of them than callers at once, and
+    twice permits.MOST.
 
     A connection goes back only after its whole reply was read. Whatever interrupts an exchange
     (a timeout, SystemExit, a GreenletExit) closes it, for the late reply would be the next caller's.
@@ -60,6 +77,9 @@ class ConnectionTransport:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._idle: deque[tuple[Any, float]] = deque()
+        self._exchanging = Permits(server.timeout)
+        self._watching = Permits(server.timeout)
+        self._sentinel = server.sentinel
         self._primary: Any = None
         self._errors = Failures(server)
         _transports.add(self)
@@ -67,11 +87,13 @@ class ConnectionTransport:
     def run(self, call: Call) -> tuple[Any, bool]:
         """Run a script. Return its reply, and whether the call had to be sent a second time."""
         (reply,), resent = self._persist([pack_call(call)])
-        if isinstance(reply, self._errors.forgotten):
-            (reply,), again = self._persist([pack_call(call, source=True)])
-            resent = resent or again
         if isinstance(reply, Exception):
-            raise reply
+            if not isinstance(reply, self._errors.forgotten):
+                raise reply
+            (reply,), again = self._persist([pack_call(call, source=True)])
+            if isinstance(reply, Exception):
+                raise reply
+            return reply, resent or again
         return reply, resent
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
@@ -93,6 +115,25 @@ class ConnectionTransport:
             raise reply
         return reply
 
+    def watch(self, watching: Watching, within: float) -> Any:
+        """Wait on the server for news, for ``within`` seconds; None if there are none.
+
+        If as many callers as may do so wait there already, have a look now and then.
+        """
+        if not self._watching.take_at_once():
+            return self._look(watching.look, clock() + within)
+        try:
+            return self.ask(*watching.block, within=within)
+        finally:
+            self._watching.give()
+
+    def _look(self, command: tuple[str | int, ...], deadline: float) -> Any:
+        for pause in pauses(LONGEST_PAUSE):
+            news, left = self.ask(*command), deadline - clock()
+            if news is not None or left <= 0:
+                return news
+            time.sleep(min(pause, left))
+
     def drop(self) -> None:
         """Close what is idle: the server behind it has gone, or changed."""
         # One by one: a connection is in one hand only, whoever else takes or drops.
@@ -103,6 +144,8 @@ class ConnectionTransport:
     def forget(self) -> None:
         """Leave the connections to the parent process: a forked child may not even close them."""
         self._idle = deque()
+        self._exchanging = Permits(self.server.timeout)
+        self._watching = Permits(self.server.timeout)
 
     def _persist(
         self, commands: list[bytes], within: float | None = None
@@ -123,7 +166,18 @@ class ConnectionTransport:
         return self._exchange(commands, within and max(0.0, within - clock() + begin)), True
 
     def _exchange(self, commands: list[bytes], within: float | None) -> list[Any]:
-        connection = self._take()
+        if within is not None:
+            return self._exchange_on(self._take(), commands, within)
+        permits = self._exchanging
+        permits.take()
+        try:
+            return self._exchange_on(self._take(), commands, None)
+        finally:
+            permits.give()
+
+    def _exchange_on(
+        self, connection: Any, commands: list[bytes], within: float | None
+    ) -> list[Any]:
         replies: list[Any] = []
         try:
             connection.send_packed_command(commands, check_health=False)
@@ -145,7 +199,8 @@ class ConnectionTransport:
         return replies
 
     def _take(self) -> Any:
-        self._notice_failover()
+        if self._sentinel is not None:
+            self._notice_failover()
         try:
             connection, used = self._idle.pop()
         except IndexError:
@@ -192,12 +247,13 @@ class Failures:
 
     def demoted(self, replies: list[Any]) -> bool:
         """Whether the server is a replica: the primary is elsewhere now."""
-        return any(
+        for reply in replies:
             # Older drivers have no class for MASTERDOWN.
-            isinstance(reply, self._demoted) or str(reply).startswith("MASTERDOWN")
-            for reply in replies
-            if isinstance(reply, Exception)
-        )
+            if isinstance(reply, Exception) and (
+                isinstance(reply, self._demoted) or str(reply).startswith("MASTERDOWN")
+            ):
+                return True
+        return False
 
     def final(self, error: Exception, seconds: float, within: float | None) -> bool:
         """Whether to leave it at ``error``, which came after so many seconds."""
@@ -232,6 +288,10 @@ class ClientTransport:
     def ask(self, *command: str | int, within: float | None = None) -> Any:
         """See ConnectionTransport.ask(). The client waits for as long as the server takes."""
         return self._execute(*command)
+
+    def watch(self, watching: Watching, within: float) -> Any:
+        """See ConnectionTransport.watch(). How many connections there are is the client's to say."""
+        return self._execute(*watching.block)
 
     def _execute(self, *args: Any) -> Any:
         return self.server.client.execute_command(*args)
