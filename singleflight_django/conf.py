@@ -1,7 +1,7 @@
 # ruff: noqa: N802
 """The settings, each read at the moment of use: ``override_settings`` works.
 
-A property bears the full name of its setting, so that one search finds the two together.
+An attribute bears the full name of its setting, so that one search finds the two together.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -24,6 +25,37 @@ LONGEST = 10**9
 _PREFIX = re.compile(r"[!-z|~]{1,40}")
 _STORES = ("redis", "cache", "database")
 _DOTTED_PATH = re.compile(r"\w+(\.\w+)+")
+
+_T = TypeVar("_T")
+_ABSENT = object()
+# Where Django's lazy settings keep themselves: looked up by hand, for it costs a fifth.
+_lazy: dict[str, Any] = vars(settings)
+
+
+class checked(Generic[_T]):  # noqa: N801 - reads like property
+    """A property that checks the setting of its name again only when that has changed.
+
+    A lock reads several settings, and Django's own look-up of one that is absent is slow.
+    """
+
+    def __init__(self, read: Callable[[Any], _T]) -> None:
+        self._read = read
+        self._name = read.__name__
+        self.__doc__ = read.__doc__
+        # What the value was made of: the settings in force, and what they said.
+        self._seen: tuple[Any, Any, Any] = (None, None, None)
+
+    def __get__(self, instance: Any, owner: Any = None) -> _T:
+        source, given, value = self._seen
+        if _lazy["_wrapped"] is source:
+            own = source.__dict__
+            if own.get(self._name, _ABSENT) is given and self._name not in own.get("_deleted", ()):
+                return value  # type: ignore[no-any-return]
+        value = self._read(instance)
+        # The first look has set the settings up.
+        present = _lazy["_wrapped"]
+        self._seen = present, present.__dict__.get(self._name, _ABSENT), value
+        return value
 
 
 def seconds(value: object, name: str, *, zero: bool = False) -> float:
@@ -55,7 +87,7 @@ def _finite(value: float | Decimal) -> float:
 class Settings:
     """Each raises ImproperlyConfigured, with the cure, for a value that can't be used."""
 
-    @property
+    @checked
     def SINGLEFLIGHT_CACHE(self) -> str:
         """The alias in CACHES whose server keeps leases and outcomes."""
         value = _given("SINGLEFLIGHT_CACHE", "default")
@@ -63,7 +95,7 @@ class Settings:
             return value
         raise _impossible("SINGLEFLIGHT_CACHE", value, "the name of an alias in CACHES")
 
-    @property
+    @checked
     def SINGLEFLIGHT_STORE(self) -> str | None:
         """The kind of store; None: by the cache's backend."""
         value = _given("SINGLEFLIGHT_STORE", None)
@@ -75,7 +107,7 @@ class Settings:
             "SINGLEFLIGHT_STORE", value, 'None, "redis", "cache", "database" or a dotted path'
         )
 
-    @property
+    @checked
     def SINGLEFLIGHT_PREFIX(self) -> str:
         """What every entry in the store begins with, whatever the cache's own KEY_PREFIX."""
         value = _given("SINGLEFLIGHT_PREFIX", "singleflight")
@@ -87,7 +119,7 @@ class Settings:
             "1 to 40 printable ASCII characters without spaces and braces",
         )
 
-    @property
+    @checked
     def SINGLEFLIGHT_TTL(self) -> float:
         """Life of a lease without renewal, in seconds."""
         return _seconds("SINGLEFLIGHT_TTL", 10)
@@ -105,22 +137,22 @@ class Settings:
                 "The environment variable POLL_MAX_WAIT_SEC", text, "a number of seconds"
             ) from None
 
-    @property
+    @checked
     def SINGLEFLIGHT_POLL_INTERVAL(self) -> float:
         """Longest pause in seconds between two looks at a store that can't wake us."""
         return _seconds("SINGLEFLIGHT_POLL_INTERVAL", 0.5)
 
-    @property
+    @checked
     def SINGLEFLIGHT_RESULT_TTL(self) -> float:
         """How long an outcome answers callers that come after its flight, in seconds."""
         return _seconds("SINGLEFLIGHT_RESULT_TTL", 0, zero=True)
 
-    @property
+    @checked
     def SINGLEFLIGHT_MAX_HOLD(self) -> float:
         """Longest time that a lease is renewed for, in seconds."""
         return _seconds("SINGLEFLIGHT_MAX_HOLD", 600)
 
-    @property
+    @checked
     def SINGLEFLIGHT_MAX_BYTES(self) -> int:
         """Largest outcome that is shared, in bytes."""
         value = _given("SINGLEFLIGHT_MAX_BYTES", 1_000_000)
@@ -128,7 +160,7 @@ class Settings:
             return value
         raise _impossible("SINGLEFLIGHT_MAX_BYTES", value, "a whole number of bytes above 0")
 
-    @property
+    @checked
     def SINGLEFLIGHT_ENABLED(self) -> bool | Literal["observe"]:
         """False: nothing is guarded. "observe": nothing is refused or shared, only counted."""
         value = _given("SINGLEFLIGHT_ENABLED", True)

@@ -10,7 +10,7 @@ from singleflight_django.constraints import OnDuplicate
 from singleflight_django.entering import lock_view
 from singleflight_django.flight_views import flight_view
 from singleflight_django.guards import Seconds
-from singleflight_django.locks import UNSAFE_METHODS, Lock, LockOptions, OnConflict
+from singleflight_django.locks import UNSAFE_METHODS, Lock, OnConflict, lock_options
 from singleflight_django.placement import refuse_misplaced, view_name, with_resolved_signature
 from singleflight_django.principals import Scope
 from singleflight_django.sections import Section
@@ -68,7 +68,7 @@ class semaphore_lock(Section):  # noqa: N801 - reads as a function, like Django'
         cache: str | None = None,
         on_store_error: Literal["reject", "proceed", "database"] = "reject",
     ) -> None:
-        options = LockOptions(
+        options = lock_options(
             ttl=ttl,
             namespace=namespace,
             on_conflict=on_conflict,

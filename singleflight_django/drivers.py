@@ -25,15 +25,17 @@ _background: WeakKeyDictionary[
 
 def run(steps: Steps) -> Any:
     """Carry ``steps`` out, blocking. Return or raise what they do."""
-    ask, result = _advance(next, steps)
-    while ask is not None:
-        try:
-            answer = getattr(ask.on, ask.verb)(*ask.args)
-        except BaseException as error:
-            ask, result = _advance(steps.throw, error)
-        else:
-            ask, result = _advance(steps.send, answer)
-    return result
+    try:
+        ask = next(steps)
+        while True:
+            try:
+                answer = getattr(ask.on, ask.verb)(*ask.args)
+            except BaseException as error:
+                ask = steps.throw(error)
+            else:
+                ask = steps.send(answer)
+    except StopIteration as stop:
+        return stop.value
 
 
 async def arun(steps: Steps) -> Any:

@@ -11,6 +11,7 @@ from django.conf import settings
 
 from singleflight_django import signals
 from singleflight_django.conf import conf, seconds
+from singleflight_django.keys import KeySpec
 from singleflight_django.lease import Lease
 from singleflight_django.parts import qualify
 from singleflight_django.stores.base import Store
@@ -55,6 +56,11 @@ class Options:
 class Guard:
     """A namespace of keys and its options: makes leases, and tells what happens to them."""
 
+    # What events call it.
+    variant = ""
+    # What the keys are made of, where there is a template to tell.
+    spec: KeySpec | None = None
+
     def __init__(self, options: Options, view: str = "") -> None:
         self.options = options
         self.view = view
@@ -96,7 +102,8 @@ class Guard:
 
     def qualified(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Put ``keys`` into the namespace."""
-        return tuple(qualify(self.namespace, key) for key in keys)
+        namespace = self.namespace
+        return tuple([qualify(namespace, key) for key in keys])
 
     @property
     def observing(self) -> bool:
@@ -106,13 +113,19 @@ class Guard:
     def tell(self, name: str, lease: Lease, **facts: Any) -> None:
         """Emit the event ``name`` about ``lease``."""
         if signals.heard(name, facts.get("reason", "")):
+            if name == "lease_rejected" and self.observing:
+                facts["reason"] = signals.OBSERVED
             if lease.acquired and len(lease.keys) == 1:
                 facts["fence"] = lease.fences[lease.keys[0]]
             signals.emit(name, self.facts(lease.key, **facts))
 
     def facts(self, key: str, **facts: Any) -> signals.Facts:
         """What is known about an event, this guard included."""
-        return signals.Facts(key, self.namespace, self.view, **facts)
+        redaction = self.spec.redaction if self.spec else None
+        shown = redaction.shown(self.namespace, key) if redaction else key
+        return signals.Facts(
+            key, self.namespace, self.view, variant=self.variant, shown=shown, **facts
+        )
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from inspect import iscoroutine
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -15,6 +15,7 @@ from django.urls.converters import UUIDConverter, get_converters
 from singleflight_django.bodies import REPEATED
 from singleflight_django.exceptions import KeyFieldError
 from singleflight_django.parts import join, literal, part
+from singleflight_django.redaction import Redaction
 from singleflight_django.requests import Reader
 from singleflight_django.templates import LONE_SOURCES, Field, Template, parse
 
@@ -43,6 +44,17 @@ class KeySpec:
         self.static = not self.fields and not self._callables
         fixed = {template.render(()) for template in templates if self.static}
         self._static = tuple(sorted(fixed))
+        self.templates = templates
+
+    @property
+    def callables(self) -> tuple[Callable[..., object], ...]:
+        """The functions that make keys of requests."""
+        return tuple(maker.function for maker in self._makers if isinstance(maker, _FromCallable))
+
+    @cached_property
+    def redaction(self) -> Redaction | None:
+        """How the keys are shown in the log; None where they may be shown as they are."""
+        return Redaction.of(self.templates)
 
     def keys(
         self, request: Any, args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -56,8 +68,8 @@ class KeySpec:
         if self.static:
             return self._static
         reader = Reader(request, kwargs)
-        made = {key for maker in self._makers for key in maker.make(reader, args)}
-        return tuple(sorted(made))
+        made = [key for maker in self._makers for key in maker.make(reader, args)]
+        return tuple(made if len(made) == 1 else sorted(set(made)))
 
     async def akeys(
         self, request: Any, args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -78,8 +90,7 @@ class KeySpec:
         return self._static
 
 
-@dataclass(frozen=True, slots=True)
-class _FromTemplate:
+class _FromTemplate(NamedTuple):
     template: Template
     converts: tuple[Convert, ...]
 
@@ -91,8 +102,7 @@ class _FromTemplate:
         return [self.template.render(values)]
 
 
-@dataclass(frozen=True, slots=True)
-class _FromCallable:
+class _FromCallable(NamedTuple):
     function: Callable[..., object]
 
     def make(self, reader: Reader, args: tuple[object, ...]) -> list[str]:

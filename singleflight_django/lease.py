@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, Protocol
 
 from singleflight_django.exceptions import LeaseConflictError, LeaseLostError, NestedFlightError
+from singleflight_django.owners import new_token
 from singleflight_django.waiting import clock
 
 Emit = Callable[..., None]
@@ -81,7 +82,7 @@ class Lease:
         self.max_hold = max_hold
         self.emit = emit
         # The owner token: a secret that never leaves the process, save to the store.
-        self.token = os.urandom(16).hex()
+        self.token = new_token()
         self.fences: dict[str, int | None] = {}
         # By our own clock and always too early: counted from before the store was asked.
         self.since = self.expires = 0.0
@@ -182,7 +183,7 @@ class Lease:
         if self._lost:
             return
         self._lost = reason
-        self.emit("lease_lost", self, reason=reason)
+        self.emit("lease_lost", self, reason=reason, duration=clock() - self.since)
 
     def end(self) -> bool:
         """Note that the holder is done. True the first time only: whoever gets it gives the keys back.
@@ -253,7 +254,7 @@ _held: ContextVar[tuple[Lease, ...]] = ContextVar("singleflight_held", default=(
 
 def enter(lease: Lease) -> None:
     """Note in this context that ``lease`` is held here."""
-    _held.set((*(other for other in _held.get() if other.held), lease))
+    _held.set((*[other for other in _held.get() if other.held], lease))
 
 
 def leave(lease: Lease) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
 
 from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
 from singleflight_django.lease import Lease, enter, refuse_nested
@@ -14,8 +13,7 @@ from singleflight_django.stores.base import Conflict
 from singleflight_django.waiting import Deadline, clock, pauses
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """How a lease is asked for. ``wait`` and ``longest_pause`` are in seconds."""
 
     wait: float = 0.0
@@ -57,7 +55,7 @@ def _undo(lease: Lease, error: BaseException) -> Steps:
 
 
 def _acquire_key(lease: Lease, key: str, terms: Terms, deadline: Deadline) -> Steps:
-    pause, block = pauses(terms.longest_pause), lease.store.longest_block
+    pause: Iterator[float] | None = None
     while True:
         asked, left = clock(), deadline.left()
         try:
@@ -76,7 +74,11 @@ def _acquire_key(lease: Lease, key: str, terms: Terms, deadline: Deadline) -> St
             raise LeaseConflictError(
                 f"{key!r} is held by someone else.", key=key, retry_after=answer.remaining
             )
-        seconds = min(left, block, answer.remaining + 0.001) if block else min(left, next(pause))
+        if block := lease.store.longest_block:
+            seconds = min(left, block, answer.remaining + 0.001)
+        else:
+            pause = pause or pauses(terms.longest_pause)
+            seconds = min(left, next(pause))
         woken = yield Ask(lease.store, "wait_free", (key, seconds))
         if not woken:
             deadline.spend(seconds)
@@ -94,7 +96,8 @@ def release(lease: Lease) -> Steps:
     ours = yield from _give_back(lease)
     if lost or not ours:
         lease.lose("it had ended before it was released")
-    lease.emit("lease_released", lease, duration=clock() - lease.since)
+    reason = "lost" if lease.lost else ""
+    lease.emit("lease_released", lease, reason=reason, duration=clock() - lease.since)
 
 
 def _give_back(lease: Lease) -> Generator[Ask, Any, bool]:

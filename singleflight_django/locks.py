@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from inspect import isawaitable
 from typing import Any
 
@@ -33,13 +33,12 @@ from singleflight_django.keys import KeySpec
 from singleflight_django.lease import Lease
 from singleflight_django.locking import Terms
 from singleflight_django.responses import aproblem, problem, refusal, skip
+from singleflight_django.signals import OBSERVED
 from singleflight_django.violations import Violation
 
 OnConflict = Callable[[HttpRequest, LeaseConflictError], Any]
 
 UNSAFE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
-# The reason of what was told, not done.
-OBSERVED = "observe"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,24 @@ class LockOptions(Options):
 
     def terms(self) -> Terms:
         """How the lease is asked for."""
+        if not self.wait:
+            return Terms(0.0, self.limit)
         return Terms(as_float(self.wait), self.limit, conf.SINGLEFLIGHT_POLL_INTERVAL)
+
+
+def lock_options(**given: Any) -> LockOptions:
+    """Return checked options. A `with` is executed often: the same ones again for the same values."""
+    # Whether there is such a cache depends on the settings.
+    if given.get("cache") is None:
+        try:
+            return _remembered_options(**given)
+        except TypeError:
+            # Something can't be hashed. What else is wrong the check itself says.
+            pass
+    return LockOptions(**given)
+
+
+_remembered_options = lru_cache(maxsize=256, typed=True)(LockOptions)
 
 
 class Lock(Guard):
@@ -96,6 +112,8 @@ class Lock(Guard):
     """
 
     options: LockOptions
+    variant = "lock"
+    spec: KeySpec
 
     def __init__(
         self,
@@ -119,12 +137,6 @@ class Lock(Guard):
             signals.emit(event, self.facts(getattr(error, "key", ""), reason=reason))
         return goes_on
 
-    def tell(self, name: str, lease: Lease, **facts: Any) -> None:
-        """See Guard.tell()."""
-        if name == "lease_rejected" and self.observing:
-            facts["reason"] = OBSERVED
-        super().tell(name, lease, **facts)
-
     def refusal(self, request: HttpRequest, error: SingleFlightError) -> Any:
         """Return the response to ``error``; raise it where it is a fault of the code."""
         answer = self._answer_to(error)
@@ -146,8 +158,9 @@ class Lock(Guard):
 
     def catching(self, call: Callable[[], Any], request: HttpRequest, lease: Lease) -> Any:
         """Call a view, and answer the duplicates that ``unique`` declares."""
-        duplicates, tell = self.options.duplicates, partial(self._tell_of_duplicate, lease)
+        duplicates = self.options.duplicates
         if duplicates is not None:
+            tell = partial(self._tell_of_duplicate, lease)
             call = (
                 partial(duplicates.observe, call, tell)
                 if self.observing
@@ -157,8 +170,9 @@ class Lock(Guard):
 
     async def acatching(self, call: Callable[[], Any], request: HttpRequest, lease: Lease) -> Any:
         """See catching()."""
-        duplicates, tell = self.options.duplicates, partial(self._tell_of_duplicate, lease)
+        duplicates = self.options.duplicates
         if duplicates is not None:
+            tell = partial(self._tell_of_duplicate, lease)
             call = (
                 partial(duplicates.aobserve, call, tell)
                 if self.observing

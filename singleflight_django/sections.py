@@ -94,6 +94,6 @@ class Section:
             # An ExitStack, which enters in one frame and leaves in another.
             here = held_here()
             entered = [entry for entry in self._entered if entry[1] in here] or self._entered
-        found = min(entered, key=lambda entry: entry[1].held)
+        found = entered[0] if len(entered) == 1 else min(entered, key=lambda entry: entry[1].held)
         self._entered.remove(found)
         return found[1]

@@ -9,9 +9,8 @@ segment is ``uuid`` means ``<uuid:...>``; ``<str:uuid>`` opts out.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, NoReturn
+from collections.abc import Container, Sequence
+from typing import Final, NamedTuple, NoReturn
 
 from singleflight_django.parts import escape, literal
 
@@ -19,14 +18,15 @@ NAMED_SOURCES: Final = ("url", "body", "query", "header")
 LONE_SOURCES: Final = ("user", "session", "method", "path")
 
 _FIELD = re.compile(r"<([^<>]*)>")
+# A character of a part's text, as parts.escape() leaves it, or the mark of an anonymous caller.
+_VALUE: Final = "[A-Za-z0-9_.~%*-]"
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _part_has_no = re.compile(r"[^A-Za-z0-9_.~%-]").search
 # Escapes consist of %, 0-9 and A-F: any other character can tell two neighbouring values apart.
 _no_escape_has = re.compile(r"[^%0-9A-F]").search
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """One field of a template.
 
     ``text`` is what stands between the angle brackets. ``source`` is "" for a bare name, which is
@@ -40,20 +40,34 @@ class Field:
     optional: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(NamedTuple):
     """A parsed template; see parse(). ``fields`` are in the order in which they were written."""
 
     text: str
     fields: tuple[Field, ...]
-    _pattern: str
-    _guards: tuple[str, ...]
+    pattern: str
+    guards: tuple[str, ...]
+
+    def expression(self, sources: Container[str]) -> str:
+        """Return the regular expression of render()'s keys, with a group per field of ``sources``."""
+        # What % is literal is followed by two hexadecimal digits, so "%s" is a field's place.
+        first, *rest = (re.escape(piece.replace("%%", "%")) for piece in self.pattern.split("%s"))
+        found = [first]
+        for field, guard, after in zip(self.fields, self.guards, rest, strict=True):
+            value = rf"(?:(?!{re.escape(guard)}){_VALUE})+" if guard else rf"{_VALUE}+"
+            found += [f"({value})" if field.source in sources else value, after]
+        return "".join(found)
+
+    @property
+    def head(self) -> str:
+        """The literal text before the first field, as it stands in a key."""
+        return self.pattern.partition("%s")[0].replace("%%", "%")
 
     def render(self, values: Sequence[str]) -> str:
         """Return the key for one text per field. Different values never give the same key."""
         if len(values) != len(self.fields):
             raise ValueError(f"{self.text!r} needs {len(self.fields)} values, not {len(values)}.")
-        return self._pattern % tuple(map(_fill, values, self._guards))
+        return self.pattern % tuple(map(_fill, values, self.guards))
 
 
 def parse(text: str) -> Template:
