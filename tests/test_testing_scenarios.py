@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.cache import caches
+from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -81,6 +82,10 @@ class Handlers:
 
     def of_instance(self) -> str:
         return self.of_class()
+
+
+class Heirs(Handlers):
+    """Where work is done by methods of others."""
 
 
 @api_view(["POST"])
@@ -285,6 +290,31 @@ class TestGuardsThatGuard:
         )
         assert vars(Handlers)[name] is before
 
+    def test_work_may_be_an_inherited_method(self) -> None:
+        rf = RequestFactory()
+        assert_mutual_exclusion(
+            lock(lambda request: HttpResponse(Heirs().of_instance())),
+            lambda view: view(rf.post("/", {"name": "7"})),
+            lambda view: view(rf.post("/", {"name": "8"})),
+            work=f"{__name__}.Heirs.of_instance",
+        )
+        assert "of_instance" not in vars(Heirs)
+
+    @pytest.mark.parametrize(
+        ("path", "why"),
+        [
+            ("lessens.views.create", "there is no module 'lessens'"),
+            (f"{__name__}.Handlers.of_nobody", "Handlers has no 'of_nobody'"),
+            (f"{__name__}.Handlers.objects.create", "has no 'objects'"),
+            ("create", "there is no module 'create'"),
+        ],
+    )
+    def test_work_that_is_nowhere_is_an_error_that_says_how_it_is_written(
+        self, path: str, why: str
+    ) -> None:
+        with pytest.raises(ValueError, match=f"work='{path}': .*{why}.* dotted path"):
+            try_out(assert_mutual_exclusion, "plain", work=path)
+
     def test_a_client_keeps_its_cookies_and_errors_to_itself(self) -> None:
         client = Client()
         client.cookies["who"] = "ann"
@@ -407,6 +437,18 @@ class TestGuardsThatDoNotGuard:
         settings.SINGLEFLIGHT_ENABLED = enabled
         with pytest.raises(AssertionError, match=r"SINGLEFLIGHT_ENABLED is (False|observe)"):
             try_out(assert_mutual_exclusion, "plain")
+
+    def test_the_cure_for_a_database_in_memory_is_named(self) -> None:
+        def create(request: Any) -> Any:
+            raise OperationalError("database table is locked: lessons_lesson")
+
+        rf = RequestFactory()
+        with pytest.raises(AssertionError, match="has one lock for all threads"):
+            assert_mutual_exclusion(
+                lock(create),
+                lambda view: view(rf.post("/", {"name": "7"})),
+                lambda view: view(rf.post("/", {"name": "8"})),
+            )
 
     def test_work_that_is_done_elsewhere_is_told_of(self) -> None:
         with pytest.raises(AssertionError, match="was never called"):

@@ -162,13 +162,23 @@ class Verdict:
             f"raised {outcome.error!r}" if outcome.error else f"returned {outcome.value!r}"
             for outcome in self.outcomes
         ]
-        hint = hint_of_transaction() if any(outcome.error for outcome in self.outcomes) else ""
+        errors = [outcome.error for outcome in self.outcomes if outcome.error]
+        hint = hint_of_transaction() if errors else ""
+        if any("is locked" in str(error) for error in errors):
+            hint += IN_MEMORY
         return f"Of the calls, {'; '.join(f'one {words}' for words in said)}.{hint}"
 
     def _fail(self, what: str) -> NoReturn:
         title = TITLES[self.number].format(n={2: "two"}.get(len(self.outcomes), "several"))
         errors = (outcome.error for outcome in self.outcomes if outcome.error is not None)
         raise AssertionError(f"Scenario {self.number}, {title}: {what}") from next(errors, None)
+
+
+IN_MEMORY = (
+    " SQLite's database in memory, the default of tests, has one lock for all threads: give it a "
+    'file, DATABASES["default"]["TEST"] = {"NAME": BASE_DIR / "test.sqlite3"}, and in OPTIONS '
+    '{"transaction_mode": "IMMEDIATE"}.'
+)
 
 
 def _comparable(outcome: Outcome) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
+from inspect import getattr_static
 from typing import Any
 from unittest import mock
-
-from django.utils.module_loading import import_string
 
 
 class WatchedStore:
@@ -54,13 +54,46 @@ class WatchedStore:
 
 
 def replaced(path: str, wrap: Callable[[Any], Any]) -> Any:
-    """Replace what stands at a dotted path, function or method, by what ``wrap`` makes of it."""
-    owner, _, name = path.rpartition(".")
+    """Replace what stands at a dotted path, function or method, by what ``wrap`` makes of it.
+
+    A method that is inherited is replaced for this class alone. Raises ValueError where there is
+    nothing.
+    """
+    *owners, name = path.split(".")
+    place = _place(owners, path)
     try:
-        place: Any = import_module(owner)
-    except ImportError:
-        place = import_string(owner)
-    found = vars(place)[name] if isinstance(place, type) else getattr(place, name)
+        found = getattr_static(place, name) if isinstance(place, type) else getattr(place, name)
+    except AttributeError:
+        raise _nothing_at(path, f"{'.'.join(owners)} has no {name!r}") from None
     if isinstance(found, staticmethod | classmethod):
         return mock.patch.object(place, name, type(found)(wrap(found.__func__)))
     return mock.patch.object(place, name, wrap(found))
+
+
+def _place(owners: list[str], path: str) -> Any:
+    """Return the module, the class or the object in it."""
+    for length in range(len(owners), 0, -1):
+        module = ".".join(owners[:length])
+        if _is_module(module):
+            place: Any = import_module(module)
+            for owner in owners[length:]:
+                if not hasattr(place, owner):
+                    raise _nothing_at(path, f"{module} has no {owner!r}")
+                place = getattr(place, owner)
+            return place
+    raise _nothing_at(path, f"there is no module {owners[0] if owners else path!r}")
+
+
+def _is_module(module: str) -> bool:
+    """Whether ``module`` can be imported; a class in its place can't."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _nothing_at(path: str, why: str) -> ValueError:
+    return ValueError(
+        f"work={path!r}: {why}. Give the dotted path of the function that does the work, as its "
+        'caller finds it: "lessons.views.create_lesson".'
+    )

@@ -16,13 +16,14 @@ from singleflight_django.testing.contract.fingerprints import FingerprintLaws
 from singleflight_django.testing.contract.flights import LandingLaws
 from singleflight_django.testing.contract.holders import HolderLaws
 from singleflight_django.testing.contract.leases import LeaseLaws
+from singleflight_django.testing.contract.listing import FlightListingLaws, ListingLaws
 from singleflight_django.testing.contract.takeovers import TakeoverLaws
 from singleflight_django.testing.contract.waiting import WaitingLaws
 
 __all__ = ["FlightContract", "StoreContract"]
 
 
-class StoreContract(LeaseLaws, HolderLaws, WaitingLaws):
+class StoreContract(LeaseLaws, HolderLaws, WaitingLaws, ListingLaws):
     """The laws of leases.
 
     ``finest``: the smallest step of a ttl, in seconds: up to this a store may round up.
@@ -30,5 +31,5 @@ class StoreContract(LeaseLaws, HolderLaws, WaitingLaws):
     """
 
 
-class FlightContract(LandingLaws, TakeoverLaws, FingerprintLaws):
+class FlightContract(LandingLaws, TakeoverLaws, FingerprintLaws, FlightListingLaws):
     """The laws of flights. ``brief``: a ttl, or a time to keep an outcome, that a law waits for."""
