@@ -69,7 +69,7 @@ class JSONCodec:
     def decode(self, data: object) -> Any:
         """See Codec."""
         record = unseal(data, JSON)
-        return UNREADABLE if record is None else json.loads(record.body)
+        return UNREADABLE if record is None else json.loads(record.body.decode())
 
     async def adecode(self, data: object) -> Any:
         """See Codec."""

@@ -37,15 +37,17 @@ def _script(source: str) -> Script:
 # KEYS: lease, fence, waiting. ARGV: token, ttl in ms, limit, how long the caller means to wait in ms.
 # Returns {1, fence}, or {0, ms until the first holder's lease ends}.
 # Sent a second time after a lost reply it finds its own token, and grants the lease again.
+# Whose lease has ended goes first, even if that is nobody: a server whose memory is full lets a script
+# go on that has begun with a write which takes none.
 ACQUIRE = _script("""\
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local ttl = tonumber(ARGV[2])
 local lives = ttl
--- Mostly there is nobody: then two looks are enough.
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-  if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[3]) and not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+local holders = redis.call('ZCARD', KEYS[1])
+if holders > 0 then
+  if holders >= tonumber(ARGV[3]) and not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
     local wait = tonumber(ARGV[4])
     if wait > 0 and redis.call('PTTL', KEYS[3]) < wait then
       redis.call('SET', KEYS[3], 1, 'PX', wait)
