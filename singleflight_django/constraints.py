@@ -9,26 +9,33 @@ What B wrote before is rolled back with it: a sync view runs in a transaction on
 constraint's model is written to, in a savepoint where one is open. An async view has none; what it
 wrote before stays, so it had better begin with ``acreate_or_existing()``.
 
+The database may also end such a meeting by a deadlock or a serialization failure, of which nobody
+can say who was first. All is rolled back then, and the answer is 503 with Retry-After, and a warning.
+
 Who repeats a whole row violates all of its table's unique constraints, and is told of any one of
 them: declare them all, unless a repetition differs in the others.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.db import IntegrityError, router
+from django.db import IntegrityError, OperationalError, router
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from singleflight_django.exceptions import DuplicateError
+from singleflight_django.exceptions import ContentionError, DuplicateError
 from singleflight_django.responses import aproblem, problem, refusal, skip
+from singleflight_django.transactions import roll_back
 from singleflight_django.uniques import Unique, declared
-from singleflight_django.violations import Violation, violation_of
-from singleflight_django.writing import writing
+from singleflight_django.violations import Violation, violation_of, was_in_the_way
+from singleflight_django.writing import Committed, writing
+
+logger = logging.getLogger("singleflight_django")
 
 OnDuplicate = Callable[[HttpRequest, Violation], Any]
 Tell = Callable[[Violation], None]
@@ -70,15 +77,19 @@ class Duplicates:
 
     def catch(self, call: Callable[[], Any], request: HttpRequest, tell: Tell) -> Any:
         """Call a view, or return the answer to a duplicate, of which ``tell`` is told first."""
-        constraints = self.unique.constraints
-        aliases = sorted({router.db_for_write(each.model) for each in constraints})
+        constraints, aliases, committed = self.unique.constraints, self._aliases(), Committed()
         try:
-            with writing(aliases, constraints):
+            with writing(aliases, constraints, committed):
                 return call()
         except IntegrityError as error:
-            violation = violation_of(error, constraints)
+            violation = None if committed else violation_of(error, constraints)
             if violation is None:
                 raise
+        except OperationalError as error:
+            # The view has done more than what could be done again here: that is for its caller.
+            if committed or not was_in_the_way(error, aliases) or not roll_back():
+                raise
+            return problem(request, _contention(error))
         tell(violation)
         return self._answer(request, violation)
 
@@ -92,8 +103,15 @@ class Duplicates:
             violation = await sync_to_async(violation_of)(error, constraints)
             if violation is None:
                 raise
+        except OperationalError as error:
+            if not was_in_the_way(error, self._aliases()):
+                raise
+            return await aproblem(request, _contention(error))
         tell(violation)
         return await self._aanswer(request, violation)
+
+    def _aliases(self) -> list[str]:
+        return sorted({router.db_for_write(each.model) for each in self.unique.constraints})
 
     def _answer(self, request: HttpRequest, violation: Violation) -> Any:
         if callable(self.on_duplicate):
@@ -110,6 +128,11 @@ class Duplicates:
         chosen = (ask if iscoroutinefunction(ask) else sync_to_async(ask))(request, violation)
         chosen = await chosen
         return _as_refusal(await chosen if isawaitable(chosen) else chosen)
+
+
+def _contention(error: OperationalError) -> ContentionError:
+    logger.warning("The database gave a view's writes up for another's: 503.", exc_info=error)
+    return ContentionError(str(error))
 
 
 def _error(violation: Violation) -> DuplicateError:

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import IntegrityError, OperationalError, connections, models, transaction
+from django.db import IntegrityError, OperationalError, connections, models
 
 from singleflight_django.violations import is_transient
 from singleflight_django.wanted import Wanted
-from singleflight_django.writing import writing
+from singleflight_django.writing import Committed, writing
 
 if TYPE_CHECKING:
     from django.db.models.manager import BaseManager
@@ -91,10 +91,9 @@ def _create(wanted: Wanted[_M]) -> tuple[_M, bool]:
     ours = connection.get_autocommit() and not connection.in_atomic_block
     wanted.call_defaults()
     for attempt in itertools.count(1):
-        committed = _Committed()
+        committed = Committed()
         try:
-            with writing([wanted.using], wanted.constraints):
-                transaction.on_commit(committed, wanted.using)
+            with writing([wanted.using], wanted.constraints, committed):
                 return wanted.insert(), True
         except (IntegrityError, OperationalError) as error:
             # What the site's own on_commit hooks raise isn't about this row: it is there.
@@ -112,16 +111,3 @@ def _create(wanted: Wanted[_M]) -> tuple[_M, bool]:
         if row is not None:
             return row, False
     raise AssertionError  # pragma: no cover
-
-
-class _Committed:
-    """An on_commit hook that is true once it has been called."""
-
-    def __init__(self) -> None:
-        self._called = False
-
-    def __call__(self) -> None:
-        self._called = True
-
-    def __bool__(self) -> bool:
-        return self._called

@@ -73,6 +73,10 @@ class UnshareableResultError(SingleFlightError):
     """The leader's outcome may not, or could not, be given to anyone else."""
 
 
+class ContentionError(SingleFlightError):
+    """The database gave up what a view wrote: a deadlock, a serialization failure, a lock not had."""
+
+
 class DuplicateError(SingleFlightError):
     """The row exists already, says a unique constraint of the database."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from singleflight_django.callers import OPEN, Flight
+from singleflight_django.lease import Lease
 from singleflight_django.renewal import keeper
 from singleflight_django.steps import Ask, Steps
 from singleflight_django.stores.base import Landing, Publishing, Status
 from singleflight_django.tier import LocalFlight
+from singleflight_django.waiting import clock
 
 # As signals.STORE_AWAY has it: the engine knows no signals.
 AWAY = "store unavailable"
@@ -45,11 +47,18 @@ def land(
         if not isinstance(error, Exception):
             raise
         flight.tell("share_refused", reason=AWAY)
+        _tell_of_end(lease, "not published")
         return True
     if seen is None:
         lease.lose("it had ended before the outcome was published")
     _tell_passengers(local, seen, payload)
+    _tell_of_end(lease, "lost" if seen is None else status)
     return seen is not None
+
+
+def _tell_of_end(lease: Lease, reason: str) -> None:
+    # How long the flight took is how long its leader held the lease.
+    lease.emit("lease_released", lease, reason=str(reason), duration=clock() - lease.since)
 
 
 def _tell_passengers(local: LocalFlight, status: Status | None, payload: bytes) -> None:
@@ -63,5 +72,6 @@ def lapse(flight: Flight) -> None:
     """Leave a flight whose work may still be going on: nobody's until the lease has lapsed."""
     if flight.local is not None and flight.lease.end():
         keeper.forget(flight.lease)
-        flight.tell("flight_failed", reason="abandoned")
+        flight.tell("flight_failed", reason="abandoned", duration=clock() - flight.lease.since)
         flight.local.hand_over()
+        _tell_of_end(flight.lease, "cancelled: it lapses")

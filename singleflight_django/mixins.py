@@ -140,3 +140,5 @@ def _coalescer(spec: Any, options: Any, name: str, view: Any) -> Coalescer:
 
 _LOCKS = armoury("lock", LockOptions, _lock, lock_view)
 _FLIGHTS = armoury("flight", ViewOptions, _coalescer, flight_view)
+# By the variant of the guards that they make.
+ARMOURIES = {"lock": _LOCKS, "flight": _FLIGHTS}

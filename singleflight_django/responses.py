@@ -12,6 +12,7 @@ from django.template.loader import render_to_string
 from django.utils.cache import patch_vary_headers
 
 from singleflight_django.exceptions import (
+    ContentionError,
     DuplicateError,
     DuplicateMismatchError,
     FingerprintMismatchError,
@@ -98,6 +99,13 @@ PROBLEMS: dict[type[SingleFlightError], Problem] = {
         "store-unavailable",
         "Temporarily unavailable",
         "This cannot be answered safely right now. Try again in a moment.",
+        retry=True,
+    ),
+    ContentionError: Problem(
+        503,
+        "contention",
+        "Temporarily unavailable",
+        "This and another request were in each other's way. Try again in a moment.",
         retry=True,
     ),
     KeyFieldError: Problem(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from _thread import RLock
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 from singleflight_django.exceptions import TooManyFollowersError
@@ -11,6 +13,14 @@ from singleflight_django.exceptions import TooManyFollowersError
 # Reentrant: the garbage collector may close a caller's steps while this very thread holds it.
 _mutex = RLock()
 _taken = {True: 0, False: 0}
+
+# Called, without arguments, after the number of those who wait has changed.
+watchers: list[Callable[[], None]] = []
+
+
+def waiting() -> int:
+    """Return how many callers, threads and tasks, wait in this process for somebody's flight."""
+    return sum(_taken.values())
 
 
 class Seat:
@@ -37,14 +47,26 @@ class Seat:
                 )
             _taken[self._blocking] += 1
             self._mine = self.taken = True
+        _tell_watchers()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *exc_info: object) -> None:
         with _mutex:
-            _taken[self._blocking] -= self._mine
+            changes = self._mine
+            _taken[self._blocking] -= changes
             self._mine = False
+        # The garbage collector may be closing the steps, at any point of any code, a watcher's own
+        # included: the next change tells of this one, too.
+        if changes and kind is not GeneratorExit:
+            _tell_watchers()
+
+
+def _tell_watchers() -> None:
+    for watcher in watchers:
+        with suppress(Exception):
+            watcher()
 
 
 def _forget() -> None:

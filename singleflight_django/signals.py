@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from django.dispatch import Signal
 
@@ -19,6 +19,8 @@ logger = logging.getLogger("singleflight_django")
 
 # The reason of an event that happened because the store is away, not because of another caller.
 STORE_AWAY = "store unavailable"
+# The reason of an event that was only observed, and of one with more to it: "observe: <what>".
+OBSERVED = "observe"
 
 lease_acquired = Signal()
 lease_rejected = Signal()
@@ -38,8 +40,9 @@ unprotected_run = Signal()
 class Facts:
     """What is known about one event. ``duration`` and ``wait`` are in seconds.
 
-    ``duration`` is how long the lease was held or the flight took, ``wait`` how long the caller
-    waited for it.
+    ``key`` has its namespace, and may have secrets of a header or of the session in it: ``shown`` is
+    what may be logged of it. ``duration`` is how long the lease was held or the flight took,
+    ``wait`` how long the caller waited for it. ``variant`` is "lock" or "flight".
     """
 
     key: str
@@ -49,6 +52,12 @@ class Facts:
     wait: float | None = None
     fence: int | None = None
     reason: str = ""
+    variant: str = ""
+    shown: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.shown:
+            object.__setattr__(self, "shown", self.key)
 
 
 class _Event(NamedTuple):
@@ -57,7 +66,10 @@ class _Event(NamedTuple):
 
     def level(self, reason: str) -> int:
         # An outage must not look like everyday contention.
-        return logging.ERROR if reason == STORE_AWAY else self.usual_level
+        if reason == STORE_AWAY:
+            return logging.ERROR
+        # Who observes wants to read it, though it would be nothing special otherwise.
+        return max(self.usual_level, logging.INFO) if reason == OBSERVED else self.usual_level
 
 
 _EVENTS = {
@@ -74,6 +86,9 @@ _EVENTS = {
     "duplicate_caught": _Event(duplicate_caught, logging.WARNING),
     "unprotected_run": _Event(unprotected_run, logging.ERROR),
 }
+
+# What tells of the events, by their names.
+SIGNALS: Final = {name: event.signal for name, event in _EVENTS.items()}
 
 
 def heard(name: str, reason: str = "") -> bool:
@@ -112,7 +127,7 @@ def _log(name: str, event: _Event, facts: Facts) -> None:
         if (value := getattr(facts, word)) not in ("", None)
     ]
     message = " ".join(["%s key=%s namespace=%s", *(f"{word}=%s" for word, _ in known)])
-    values = (facts.key, facts.namespace, *(value for _, value in known))
+    values = (facts.shown, facts.namespace, *(value for _, value in known))
     logger.log(level, message, name, *map(_loggable, values))
 
 

@@ -13,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from singleflight_django.reading import DEADLOCK, RECORD_CHANGED, concrete, differing, find
+from singleflight_django.stores.database.dialects import is_contention
 from singleflight_django.uniques import Constraint, Field
 
 _UNIQUE_VIOLATION: Final = "23505"
@@ -98,6 +99,12 @@ def is_transient(error: DatabaseError, using: str) -> bool:
     if vendor == "mysql":
         return error.args[:1] in ((DEADLOCK,), (RECORD_CHANGED,))
     return getattr(cause, "sqlite_errorcode", 0) & 0xFF == _SQLITE_BUSY
+
+
+def was_in_the_way(error: DatabaseError, using: Iterable[str]) -> bool:
+    """Whether one of the databases gave up because of others: a lock wait that was too long, too."""
+    vendors = {connections[alias].vendor for alias in using} & _MATCHERS.keys()
+    return any(is_contention(vendor, error) for vendor in vendors)
 
 
 def _on_postgresql(

@@ -10,8 +10,23 @@ from django.db import connections, transaction
 from singleflight_django.uniques import Constraint
 
 
+class Committed:
+    """True once a transaction of writing() is committed: what fails then is a hook of the site's."""
+
+    def __init__(self) -> None:
+        self._called = False
+
+    def __call__(self) -> None:
+        self._called = True
+
+    def __bool__(self) -> bool:
+        return self._called
+
+
 @contextmanager
-def writing(using: Iterable[str], constraints: Iterable[Constraint]) -> Iterator[None]:
+def writing(
+    using: Iterable[str], constraints: Iterable[Constraint], committed: Committed
+) -> Iterator[None]:
     """Open a transaction on each alias of ``using``, or a savepoint where one is open already.
 
     What a savepoint's rollback undoes has to show before the end of it: a deferred constraint of
@@ -24,6 +39,8 @@ def writing(using: Iterable[str], constraints: Iterable[Constraint]) -> Iterator
                 stack.enter_context(transaction.atomic(using=alias))
             if nested:
                 stack.enter_context(_checked_early(alias, constraints))
+            else:
+                transaction.on_commit(committed, alias)
         yield
 
 

@@ -126,7 +126,7 @@ def mariadb(django_db_blocker: Any, django_db_setup: None) -> Iterator[str]:
         yield from _add_database("mariadb")
 
 
-class _OneDatabase:
+class OneDatabase:
     """A router that sends everything to one alias."""
 
     def __init__(self, alias: str) -> None:
@@ -145,7 +145,7 @@ def using(request: pytest.FixtureRequest, settings: Any, django_db_blocker: Any)
     No TestCase: there are real transactions, in any number of threads.
     """
     alias: str = request.getfixturevalue(request.param)
-    settings.DATABASE_ROUTERS = [_OneDatabase(alias)]
+    settings.DATABASE_ROUTERS = [OneDatabase(alias)]
     with django_db_blocker.unblock():
         yield alias
         _empty(alias)

@@ -7,13 +7,13 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.views import View
@@ -23,14 +23,16 @@ from singleflight_django import (
     acreate_or_existing,
     create_or_existing,
     semaphore_lock,
+    single_flight,
 )
 from singleflight_django.constraints import Duplicates
 from singleflight_django.responses import is_refusal
 from singleflight_django.uniques import declared
 from singleflight_django.violations import Violation
+from tests.flying import they_wait
 from tests.library.models import Book, Owner, Queued
-from tests.library.threads import race
-from tests.meeting import PATIENCE, held, listening, urls
+from tests.library.threads import Aside, race
+from tests.meeting import PATIENCE, held, listening, soon_free, urls
 
 U = uuid.UUID(int=7)
 UNIQUE = "library.Book.uuid"
@@ -103,9 +105,11 @@ async def apost(view: Any, settings: Any, **data: Any) -> Any:
 def atomic_requests(using: str) -> Iterator[None]:
     connections.settings[using]["ATOMIC_REQUESTS"] = True
     connections[using].settings_dict["ATOMIC_REQUESTS"] = True
-    yield
-    connections.settings[using]["ATOMIC_REQUESTS"] = False
-    connections[using].settings_dict["ATOMIC_REQUESTS"] = False
+    try:
+        yield
+    finally:
+        connections.settings[using]["ATOMIC_REQUESTS"] = False
+        connections[using].settings_dict["ATOMIC_REQUESTS"] = False
 
 
 class TestTheAnswer:
@@ -469,6 +473,262 @@ class TestBeneathALock:
                 return blind(request)
 
         assert [post(Create.as_view(), settings).status_code for _ in range(2)] == [201, 204]
+
+
+def cross(request: HttpRequest, both: threading.Barrier) -> HttpResponse:
+    """Two of these, with the numbers swapped, each want the row that the other one has made."""
+    Owner.objects.create(name="before")
+    Book.objects.create(uuid=request.POST["first"])
+    both.wait()
+    Book.objects.create(uuid=request.POST["second"])
+    return HttpResponse(status=201)
+
+
+class Crossing:
+    """The view, guarded in each place; a lock of its own for each of the two callers."""
+
+    def __init__(self, using: str) -> None:
+        self.using, both = using, threading.Barrier(2, timeout=PATIENCE)
+        self.view = lambda request: cross(request, both)
+        # InnoDB locks the gap beside a row that was deleted a moment ago: no other test had these.
+        self.keys = [str(uuid.uuid4()) for _ in range(2)]
+        self.guard = semaphore_lock("book:<body.first>", unique=UNIQUE)
+
+    def race(self) -> list[Any]:
+        def click(first: str, second: str) -> Any:
+            client = Client(raise_request_exception=False)
+            return client.post("/", {"first": first, "second": second})
+
+        one, two = self.keys
+        return race(lambda: click(one, two), lambda: click(two, one))
+
+    def outermost(self) -> Any:
+        return self.guard(self.view)
+
+    def beneath(self) -> Any:
+        guard, view = self.guard, self.view
+
+        class Create(View):
+            def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                Owner.objects.create(name="outside of the guard")
+                return super().dispatch(request, *args, **kwargs)
+
+            @guard
+            def post(self, request: HttpRequest) -> Any:
+                return view(request)
+
+        return Create.as_view()
+
+    def deeper(self) -> Any:
+        """A second block around it: only an exception rolls both back."""
+        guarded = self.guard(self.view)
+        return transaction.atomic(using=self.using)(lambda request: guarded(request))
+
+
+@pytest.mark.parametrize("using", ["postgres", "mariadb"], indirect=True)
+class TestADeadlock:
+    """Two callers with different keys, who both write the same two rows."""
+
+    @pytest.mark.parametrize(
+        ("place", "atomic", "status"),
+        [
+            ("outermost", False, 503),
+            ("outermost", True, 503),
+            ("beneath", True, 503),
+            ("deeper", True, 500),
+        ],
+    )
+    def test_is_answered_and_leaves_nothing_half_done(
+        self, using: str, settings: Any, place: str, atomic: bool, status: int
+    ) -> None:
+        crossing = Crossing(using)
+        settings.ROOT_URLCONF = urls(getattr(crossing, place)(), "")
+
+        with atomic_requests(using) if atomic else nullcontext():
+            answers = crossing.race()
+
+        assert sorted(answer.status_code for answer in answers) == [201, status]
+        assert (Owner.objects.count(), Book.objects.count()) == (2 if place == "beneath" else 1, 2)
+        for key in crossing.keys:
+            soon_free(f"book:{key}")
+
+    def test_tells_the_client_when_and_the_log_why(
+        self, using: str, settings: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        crossing = Crossing(using)
+        settings.ROOT_URLCONF = urls(crossing.outermost(), "")
+
+        answers = crossing.race()
+
+        (refused,) = (answer for answer in answers if answer.status_code != 201)
+        assert refused.json()["type"] == "urn:singleflight-django:contention"
+        assert refused.headers["Retry-After"] == "1"
+        assert b"lock" not in refused.content
+        (record,) = (each for each in caplog.records if each.levelname == "WARNING")
+        assert record.exc_info is not None
+        assert isinstance(record.exc_info[1], OperationalError)
+        assert record.exc_info[1].__cause__ is not None
+
+
+@contextmanager
+def serializable(using: str) -> Iterator[None]:
+    """Each transaction of this thread's connection is SERIALIZABLE."""
+    level = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL "
+    with connections[using].cursor() as cursor:
+        cursor.execute(level + "SERIALIZABLE")
+    try:
+        yield
+    finally:
+        with connections[using].cursor() as cursor:
+            cursor.execute(level + "READ COMMITTED")
+
+
+def skewed(using: str, other: Aside) -> None:
+    """Count, and write; somebody else who has counted the same has written and committed first."""
+
+    def theirs() -> None:
+        with serializable(using), transaction.atomic(using=using):
+            Owner.objects.create(name=f"theirs {Owner.objects.count()}")
+
+    number = Owner.objects.count()
+    other.step(theirs)
+    Owner.objects.create(name=f"ours {number}")
+
+
+@pytest.mark.parametrize("using", ["postgres"], indirect=True)
+class TestASerializationFailureAtCommit:
+    """The view has returned its 201 by then."""
+
+    @pytest.mark.parametrize(
+        ("guard", "atomic", "status"),
+        [("unique", False, 503), ("unique", True, 503), ("lock", True, 500), ("flight", True, 500)],
+    )
+    def test_is_no_success(
+        self, using: str, settings: Any, guard: str, atomic: bool, status: int
+    ) -> None:
+        with Aside() as other, serializable(using):
+
+            def view(request: HttpRequest) -> HttpResponse:
+                skewed(using, other)
+                return HttpResponse(status=201)
+
+            guards: dict[str, Any] = {
+                "unique": semaphore_lock("book", unique=UNIQUE),
+                "lock": semaphore_lock("book"),
+                "flight": single_flight("book", result_ttl=60),
+            }
+            with atomic_requests(using) if atomic else nullcontext():
+                answers = [post(guards[guard](view), settings).status_code for _ in range(2)]
+
+        # Neither is kept for the next one, who runs by himself.
+        assert answers == [status, status]
+        assert {each.name for each in Owner.objects.all()} == {"theirs 0", "theirs 1"}
+        assert not held("book")
+
+    def test_nor_is_it_for_a_follower(self, using: str, settings: Any) -> None:
+        entered = threading.Event()
+
+        def lead(request: HttpRequest) -> HttpResponse:
+            entered.set()
+            they_wait(1)
+            with Aside() as other:
+                skewed(using, other)
+            return HttpResponse(status=201)
+
+        settings.ROOT_URLCONF = urls(single_flight("book", wait=PATIENCE)(lead), "")
+
+        def leader() -> int:
+            with serializable(using):
+                return Client(raise_request_exception=False).post("/").status_code
+
+        def follower() -> int:
+            entered.wait(PATIENCE)
+            return Client(raise_request_exception=False).post("/").status_code
+
+        with atomic_requests(using):
+            answers = race(leader, follower)
+
+        assert answers == [500, 503]
+        assert [each.name for each in Owner.objects.all()] == ["theirs 0"]
+
+    async def test_in_an_async_view_it_is_answered_too(
+        self, using: str, settings: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def write() -> None:
+            with Aside() as other, serializable(using), transaction.atomic(using=using):
+                skewed(using, other)
+
+        async def view(request: HttpRequest) -> HttpResponse:
+            await sync_to_async(write)()
+            return HttpResponse(status=201)
+
+        response = await apost(locked(view), settings)
+
+        assert response.status_code == 503
+        assert response.json()["type"] == "urn:singleflight-django:contention"
+
+
+class TestOtherFailuresOfTheDatabase:
+    """They stay what they are."""
+
+    def broken(self, request: HttpRequest) -> HttpResponse:
+        Owner.objects.create(name="before")
+        raise OperationalError("the disk is full")
+
+    async def abroken(self, request: HttpRequest) -> HttpResponse:
+        raise OperationalError("the disk is full")
+
+    def test_in_a_view(self, using: str, settings: Any) -> None:
+        assert post(locked(self.broken), settings).status_code == 500
+        assert Owner.objects.count() == 0
+
+    async def test_in_an_async_view(self, using: str, settings: Any) -> None:
+        assert (await apost(locked(self.abroken), settings)).status_code == 500
+
+    @pytest.mark.parametrize("using", ["postgres"], indirect=True)
+    def test_where_the_site_ends_its_transactions_itself(self, using: str, settings: Any) -> None:
+        """What it has written before is not ours to undo."""
+        with Aside() as other, serializable(using):
+
+            def view(request: HttpRequest) -> HttpResponse:
+                other.step(lambda: Owner.objects.update(name="theirs"))
+                Owner.objects.update(name="ours")
+                return HttpResponse(status=201)
+
+            Owner.objects.create(name="nobody's")
+            connections[using].set_autocommit(False)
+            try:
+                Owner.objects.count()
+                assert post(locked(view), settings).status_code == 500
+            finally:
+                connections[using].rollback()
+                connections[using].set_autocommit(True)
+
+    def test_of_an_on_commit_hook_of_the_sites_own(self, using: str, settings: Any) -> None:
+        """All is committed by then: to say that it is a duplicate would not be true."""
+
+        def view(request: HttpRequest) -> HttpResponse:
+            Book.objects.create(uuid=U)
+            transaction.on_commit(lambda: Book.objects.create(uuid=U), using=using)
+            return HttpResponse(status=201)
+
+        assert post(locked(view), settings).status_code == 500
+        assert Book.objects.count() == 1
+
+
+@pytest.mark.parametrize("using", ["sqlite"], indirect=True)
+def test_a_writer_that_never_ends_is_no_500(using: str, settings: Any) -> None:
+    """D66: "database is locked", when SQLite's own patience is at its end."""
+    with Aside() as other, connections[using].cursor() as cursor:
+        cursor.execute("PRAGMA busy_timeout = 50")
+        other.step(lambda: transaction.set_autocommit(False, using=using))
+        other.step(lambda: Owner.objects.create(name="theirs"))
+
+        response = post(locked(blind), settings)
+
+        other.step(lambda: transaction.rollback(using=using))
+    assert response.status_code == 503
+    assert Owner.objects.count() == 0
 
 
 class TestMisuse:

@@ -13,27 +13,9 @@ import pytest
 import singleflight_django
 from singleflight_django import checks
 from singleflight_django.conf import SETTING_NAMES, Settings, conf
+from tests.markdown import ROOT, Page, check_example
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-LINES = README.splitlines()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-
-
-def table(title: str) -> dict[str, list[str]]:
-    """The rows of the table whose first head is ``title``, by the first cell's code."""
-    start = next(n for n, line in enumerate(LINES) if line.startswith(f"| {title} |"))
-    rows = {}
-    for line in LINES[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        for name in re.findall(r"`([^`]+)`", cells[0]):
-            rows[name] = cells[1:]
-    return rows
+README = Page(ROOT / "README.md")
 
 
 def default(cell: str) -> Any:
@@ -45,39 +27,20 @@ def default(cell: str) -> Any:
 
 
 def test_the_first_decorator_stands_before_line_25() -> None:
-    assert any("@semaphore_lock(" in line for line in LINES[:24])
+    assert any("@semaphore_lock(" in line for line in README.lines[:24])
 
 
 def test_the_two_commands_come_first() -> None:
-    assert blocks("console")[0].splitlines() == [
+    assert README.blocks("console")[0].splitlines() == [
         'pip install -e ".[demo]" && python manage.py race    '
         "# see it happen, and every cure, on real servers",
         'pip install -e ".[test]" && pytest                   # the tests',
     ]
 
 
-@pytest.mark.parametrize("code", blocks("python"))
+@pytest.mark.parametrize("code", README.blocks("python"))
 def test_the_examples_are_python_and_use_what_there_is(code: str) -> None:
-    lines = code.splitlines()
-    # A decorator on show stands for any view.
-    shown = "\n".join(
-        f"{line}\ndef view(request): ..."
-        if line.startswith("@") and not follow.startswith("def ")
-        else line + ("\n    pass" if line.startswith("with ") and not follow[:1].isspace() else "")
-        for line, follow in zip(lines, [*lines[1:], ""], strict=True)
-    )
-    tree = ast.parse(shown, mode="exec", type_comments=False)
-
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "singleflight_django":
-            assert all(hasattr(singleflight_django, alias.name) for alias in node.names)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            function = getattr(singleflight_django, node.func.id, None)
-            if function is not None:
-                keywords = {keyword.arg for keyword in node.keywords}
-                parameters = inspect.signature(function).parameters
-                any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-                assert any_name or keywords <= set(parameters)
+    check_example(code)
 
 
 def test_the_table_of_settings_has_them_all_with_their_defaults(
@@ -85,7 +48,7 @@ def test_the_table_of_settings_has_them_all_with_their_defaults(
 ) -> None:
     monkeypatch.delenv("POLL_MAX_WAIT_SEC", raising=False)
 
-    rows = {name: cells for name, cells in table("setting").items() if name in SETTING_NAMES}
+    rows = {name: cells for name, cells in README.table("setting").items() if name in SETTING_NAMES}
 
     assert list(rows) == list(SETTING_NAMES)
     assert all(name in vars(Settings) for name in rows)
@@ -103,7 +66,7 @@ def test_the_table_of_settings_has_them_all_with_their_defaults(
 )
 def test_the_tables_of_options_have_them_all_with_their_defaults(title: str, function: Any) -> None:
     parameters = inspect.signature(function).parameters
-    rows = table(title)
+    rows = README.table(title)
 
     assert set(parameters) <= set(rows)
     for name, parameter in parameters.items():
@@ -116,4 +79,4 @@ def test_the_table_of_checks_has_them_all() -> None:
     source = "".join(path.read_text() for path in sorted(Path(checks.__file__).parent.glob("*.py")))
     ids = set(re.findall(r"\b([EW]\d{3})\b", source))
 
-    assert set(table("id")) == ids
+    assert set(README.table("id")) == ids

@@ -22,6 +22,7 @@ from rest_framework.views import APIView
 
 from singleflight_django import exceptions
 from singleflight_django.exceptions import (
+    ContentionError,
     DuplicateMismatchError,
     FingerprintMismatchError,
     FlightTimeoutError,
@@ -56,6 +57,7 @@ ANSWERS: list[tuple[SingleFlightError, int, str, bool]] = [
     (FlightTimeoutError(), 504, "timeout", True),
     (LeaderFailedError(), 503, "leader-failed", True),
     (StoreUnavailableError(), 503, "store-unavailable", True),
+    (ContentionError(), 503, "contention", True),
     (KeyFieldError(field="body.uuid"), 400, "key-field", False),
     (TOO_LARGE, 413, "body-too-large", False),
 ]

@@ -43,6 +43,7 @@ from singleflight_django.stores.database.connections import own
 from singleflight_django.stores.database.store import DatabaseStore
 from singleflight_django.stores.registry import backed_by_database, get_store
 from tests.flight_contract import FlightContract
+from tests.meeting import listening
 from tests.servers import until
 from tests.store_contract import LONG, PATIENCE, StoreContract, at_once, grants
 
@@ -199,6 +200,14 @@ class TestFlights(OnATable, FlightContract):
     def test_the_clock_of_landings_can_be_asked(self, store: Store) -> None:
         led = store.join("k", JOINING._replace(token="a"))
         now = store.now("k")
+        assert isinstance(led, Led)
+        assert now is not None
+        assert led.now <= now < led.now + PATIENCE
+
+    def test_async_callers_ask_the_same_clock(self, store: Store) -> None:
+        led = store.join("k", JOINING._replace(token="a"))
+        with freeze_time("2001-01-01"):
+            now = async_to_sync(store.anow)("k")
         assert isinstance(led, Led)
         assert now is not None
         assert led.now <= now < led.now + PATIENCE
@@ -583,6 +592,14 @@ class TestInATestCase:
 
         async_to_sync(work)()
         assert Lease.objects.count() == 2
+
+    def test_no_other_thread_sees_a_lease_to_renew_it(self, settings: Any) -> None:
+        """It lives for its ttl at most, and whoever holds it longer is told."""
+        settings.SINGLEFLIGHT_STORE = "database"
+        with listening("lease_lost") as told, semaphore_lock("k", ttl=0.3) as lease:
+            assert Lease.objects.count() == 1
+            until(lambda: lease.lost, "the end of the lease")
+        assert len(told) == 1
 
     def test_a_failed_step_leaves_the_tests_transaction_usable(self) -> None:
         store = DatabaseStore("laws")

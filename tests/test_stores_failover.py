@@ -77,6 +77,26 @@ class TestWhileRedisIsAway(StoreContract, FlightContract):
     test_a_wrong_token_neither_renews_nor_releases = None  # type: ignore[assignment]
     test_what_was_never_held_is_neither_renewed_nor_released = None  # type: ignore[assignment]
     test_renewals_are_answered_one_by_one_in_their_order = None  # type: ignore[assignment]
+    # The list ends in saying that one store is away: see below.
+    test_a_store_that_can_not_list_says_so = None  # type: ignore[assignment]
+    test_it_lists_the_live_leases_with_their_holders = None  # type: ignore[assignment]
+    test_it_lists_all_holders_of_a_semaphore = None  # type: ignore[assignment]
+    test_a_filter_is_a_plain_text = None  # type: ignore[assignment]
+    test_a_lease_that_is_evicted_is_free = None  # type: ignore[assignment]
+    test_it_lists_a_flight_under_way_with_its_followers = None  # type: ignore[assignment]
+    test_a_follower_takes_over_what_is_evicted = None  # type: ignore[assignment]
+
+    def test_it_lists_the_database_and_then_says_that_the_first_store_is_away(
+        self, store: Store
+    ) -> None:
+        listing = store.holdings()
+        holding = next(listing)
+        assert (holding.key, holding.token) == ("noticed", "a")
+        with pytest.raises(StoreUnavailableError):
+            next(listing)
+        assert store.evict(holding) is True
+        with pytest.raises(StoreUnavailableError):
+            store.evict(holding)
 
     @pytest.mark.parametrize("known", [True, False])
     def test_nobody_can_tell_of_a_lease_that_was_not_taken_here(

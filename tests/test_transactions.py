@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
@@ -76,6 +77,11 @@ class DispatchedAsync(View):
         return HttpResponse()
 
 
+@method_decorator(transaction.non_atomic_requests, name="dispatch")
+class OptedOut(Dispatched):
+    """Its parent has not opted out."""
+
+
 @semaphore_lock(key="order:7")
 async def locked_async(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
@@ -95,6 +101,8 @@ urlpatterns = [
     path("opted-out-below", opted_out),
     path("as-view", semaphore_lock(key="order:7")(Plain.as_view())),
     path("dispatched", Dispatched.as_view()),
+    path("one-of-two", transaction.non_atomic_requests(Dispatched.as_view())),
+    path("subclass", OptedOut.as_view()),
     path("beneath", Beneath.as_view()),
     path("async", locked_async),
     path("dispatched-async", DispatchedAsync.as_view()),
@@ -145,7 +153,8 @@ def test_acquire_begin_view_commit_hooks_release(
 ) -> None:
     assert client.post(f"/{url}?uuid={U}").status_code == 201
 
-    expected = OUTSIDE[1:3] if url == "flown" else OUTSIDE
+    # A flight is led, not acquired.
+    expected = OUTSIDE[1:] if url == "flown" else OUTSIDE
     assert [line.replace("held: False", "held: True") for line in journalled] == expected
     assert rows() == 1
 
@@ -175,6 +184,16 @@ def test_non_atomic_requests_still_counts(
     assert client.post(f"/{url}?uuid={U}").status_code == 201
 
     assert journalled == ["acquire", "view", "on_commit, held: True", "release"]
+
+
+@pytest.mark.parametrize("first", ["one-of-two", "subclass"])
+def test_non_atomic_requests_is_about_one_of_the_views_that_share_a_dispatch(
+    first: str, atomic_requests: None, journalled: list[str], client: Client
+) -> None:
+    for url in (first, "dispatched"):
+        assert client.post(f"/{url}?uuid={U}").status_code == 201
+
+    assert journalled == ["acquire", "view", "on_commit, held: True", "release", *OUTSIDE]
 
 
 def test_beneath_the_callback_the_lease_ends_with_the_commit(
@@ -295,6 +314,17 @@ class TestInsideAnOpenTransaction:
             semaphore_lock("order:7", wait=1),
         ):
             pass
+
+    def test_nobody_waits_in_a_coroutine_that_the_transaction_waits_for(
+        self, journalled: list[str]
+    ) -> None:
+        async def wait() -> None:
+            async with semaphore_lock("order:7", wait=1):
+                pass
+
+        with transaction.atomic(), pytest.raises(WaitInTransactionError):
+            async_to_sync(wait)()
+        async_to_sync(wait)()
 
 
 @pytest.mark.django_db

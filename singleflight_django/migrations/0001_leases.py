@@ -19,7 +19,7 @@ class Migration(migrations.Migration):
                 ("digest", models.CharField(max_length=32)),
                 ("slot", models.PositiveIntegerField(default=0)),
                 ("key", models.CharField(help_text="For people to read.", max_length=255)),
-                ("token", models.CharField(default="", max_length=64)),
+                ("token", models.CharField(default="", max_length=96)),
                 ("ends", models.BigIntegerField(default=0)),
                 ("fence", models.BigIntegerField(default=0)),
                 ("flight", models.BigIntegerField(default=0)),
@@ -40,6 +40,20 @@ class Migration(migrations.Migration):
                     )
                 ],
             },
+        ),
+        migrations.CreateModel(
+            name="LiveLease",
+            fields=[],
+            options={
+                "verbose_name": "live lease or flight",
+                "verbose_name_plural": "live leases and flights",
+                "permissions": (("release_livelease", "Can release live leases and flights"),),
+                "proxy": True,
+                "default_permissions": ("view",),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("singleflight_django.lease",),
         ),
         migrations.CreateModel(
             name="Outcome",

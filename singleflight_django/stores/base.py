@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.lease import Claim as Claim
+from singleflight_django.stores.findings import Finding
+from singleflight_django.stores.listing import FLIGHT, Holding
 
 _T = TypeVar("_T")
 
@@ -151,6 +153,8 @@ class Store(ABC):
     compares_and_sets = False
     # Does the store have a clock, and so fencing tokens?
     fences = False
+    # Can the store name those who hold something in it?
+    can_list = False
 
     @abstractmethod
     def acquire(
@@ -214,6 +218,33 @@ class Store(ABC):
     def now(self, key: str) -> float | None:
         """The clock that says when a flight of ``key`` landed, in seconds; None: there is none."""
         return None
+
+    def holdings(self, contains: str = "") -> Iterator[Holding]:
+        """Yield the live leases and flights whose key contains a text, in any order.
+
+        Never all in one step, nor all in memory: what comes or goes meanwhile may be missing, or be
+        there twice. Raises NotImplementedError unless ``can_list``.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} can't list its leases: it finds them by their keys only."
+        )
+
+    def evict(self, holding: Holding) -> bool:
+        """End a lease that ``holdings`` yielded; False if it was no longer there.
+
+        By its token, so that nobody's later lease is touched. A follower takes a flight over.
+        """
+        if holding.kind == FLIGHT:
+            vacant = Publishing(holding.token, holding.flight, Status.VACANT)
+            return self.publish(holding.key, vacant) is not None
+        return self.release(holding.key, holding.token)
+
+    def examine(self, ttl: float) -> Iterator[Finding]:
+        """Yield what ``manage.py singleflight doctor`` is to tell of the server behind this store.
+
+        It connects, and may write entries that nobody else uses. ``ttl``: see SINGLEFLIGHT_TTL.
+        """
+        return iter(())
 
     def rest(self, seconds: float) -> None:
         """Let ``seconds`` pass before the store is asked again."""

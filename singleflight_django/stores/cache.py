@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -22,7 +22,9 @@ from django.core.cache.backends.filebased import FileBasedCache
 
 from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import Claim, Conflict, Grant
+from singleflight_django.stores.cache_examining import examine
 from singleflight_django.stores.cache_flights import CacheFlights, parse_lease
+from singleflight_django.stores.findings import Finding
 from singleflight_django.waiting import clock
 
 # Their ``add`` has several winners (measured), or no memory at all.
@@ -79,6 +81,10 @@ class CacheStore(CacheFlights):
                 self.call("delete", found[0])
             self._held.pop((key, token), None)
         return found is not None
+
+    def examine(self, ttl: float) -> Iterator[Finding]:
+        """See Store.examine()."""
+        return examine(self._alias, REFUSED)
 
     def take(
         self, slot: str, token: str, ttl: float, more: str = "", key: str = ""

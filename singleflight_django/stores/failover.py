@@ -9,7 +9,7 @@ store went away begin another. The constraint holds all the while: that is what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from singleflight_django.exceptions import StoreUnavailableError
@@ -25,6 +25,8 @@ from singleflight_django.stores.base import (
     Status,
     Store,
 )
+from singleflight_django.stores.findings import Finding
+from singleflight_django.stores.listing import Holding
 from singleflight_django.stores.outages import Breaker, Places, Steps, ask, ask_async, renewal
 
 
@@ -38,6 +40,7 @@ class FailoverStore(Store):
         self._moved = Places()
         self.compares_and_sets = first.compares_and_sets and second.compares_and_sets
         self.fences = first.fences and second.fences
+        self.can_list = first.can_list and second.can_list
 
     @property
     def longest_block(self) -> float:  # type: ignore[override]
@@ -129,6 +132,20 @@ class FailoverStore(Store):
         """See forget()."""
         await self._second.aforget(key)
         await self._first.aforget(key)
+
+    def holdings(self, contains: str = "") -> Iterator[Holding]:
+        """See Store.holdings(). Of both: other processes may reach the one that is away for us."""
+        yield from self._second.holdings(contains)
+        yield from self._first.holdings(contains)
+
+    def evict(self, holding: Holding) -> bool:
+        """See Store.evict()."""
+        return self._second.evict(holding) or self._first.evict(holding)
+
+    def examine(self, ttl: float) -> Iterator[Finding]:
+        """See Store.examine()."""
+        yield from self._first.examine(ttl)
+        yield from self._second.examine(ttl)
 
     def now(self, key: str) -> float | None:
         """See Store.now()."""

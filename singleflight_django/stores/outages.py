@@ -44,10 +44,12 @@ class Breaker:
         self._again_at = now + REST
         return True
 
-    def trip(self, error: Exception) -> None:
+    def trip(self, error: StoreUnavailableError) -> None:
         """Note that it did not answer."""
         if not self._away:
-            logger.warning("The store is away, leases go to the database: %s", error)
+            # A cache that complains of a key quotes it, and that may hold a secret of a header.
+            why = str(error).replace(error.key, "(key)") if error.key else str(error)
+            logger.warning("The store is away, leases go to the database: %s", why)
         self._away, self._again_at = True, clock() + REST
 
     def mend(self) -> None:

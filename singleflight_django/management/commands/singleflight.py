@@ -1,4 +1,4 @@
-"""``manage.py singleflight purge``."""
+"""``manage.py singleflight``: one subcommand for each module of ``management/singleflight``."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from django.db import DEFAULT_DB_ALIAS, connections
 
-from singleflight_django.stores.database.purging import purge
+from singleflight_django.management.singleflight.base import Subcommand
+from singleflight_django.management.singleflight.doctor import Doctor
+from singleflight_django.management.singleflight.explain import Explain
+from singleflight_django.management.singleflight.list import List
+from singleflight_django.management.singleflight.purge import Purge
+from singleflight_django.management.singleflight.release import Release
+
+SUBCOMMANDS: tuple[type[Subcommand], ...] = (Doctor, List, Release, Explain, Purge)
 
 
 class Command(BaseCommand):
-    """Each subcommand has a parser in add_arguments(), and a method named ``do_…``."""
+    """Hands on to a subcommand."""
 
-    help = "Looks after the leases of singleflight_django."
+    help = "Looks after the leases and flights of singleflight_django."
+    # What the checks find is for the doctor to say, too: it must not be kept from its work by it.
+    requires_system_checks = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the subcommands."""
-        subcommands = parser.add_subparsers(dest="subcommand", required=True)
-        purging = subcommands.add_parser(
-            "purge", help="Removes what is out of date from the tables of the database store."
-        )
-        purging.add_argument(
-            "--database",
-            choices=tuple(connections),
-            help=f"Whose tables; the router says it otherwise (mostly {DEFAULT_DB_ALIAS!r}).",
-        )
+        parsers = parser.add_subparsers(dest="subcommand", required=True)
+        for kind in SUBCOMMANDS:
+            text = kind.help
+            kind.add_arguments(parsers.add_parser(kind.name, help=text, description=text))
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         """Carry out the subcommand."""
-        getattr(self, f"do_{options['subcommand']}")(**options)
-
-    def do_purge(self, *, database: str | None, verbosity: int, **options: Any) -> None:
-        """Remove what is out of date."""
-        removed = purge(database)
-        if verbosity > 0:
-            self.stdout.write(f"{removed} row{'' if removed == 1 else 's'} removed.")
+        kinds = {kind.name: kind for kind in SUBCOMMANDS}
+        kinds[subcommand](self).handle(**options)

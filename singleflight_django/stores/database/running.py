@@ -39,7 +39,7 @@ class Runner:
         self, step: Callable[[Session], _T], key: str = "", *, opens: bool = False
     ) -> tuple[_T, bool]:
         """Return what ``step`` does, and whether it may have been done before: see carry_out()."""
-        alias, apart = self._alias(), _foreign.get()
+        alias, apart = self.alias, _foreign.get()
         answer = carry_out(alias, step, key=key, opens=opens, apart=apart)
         if isinstance(answer[0], Grant | Led) and random.randrange(PURGE_EVERY) == 0:  # noqa: S311
             with suppress(StoreUnavailableError):
@@ -54,9 +54,11 @@ class Runner:
 
     async def _in_test_case(self) -> bool:
         # Only a test run has the outbox: nobody else pays for the question.
-        return hasattr(mail, "outbox") and await sync_to_async(in_test_case)(self._alias())
+        return hasattr(mail, "outbox") and await sync_to_async(in_test_case)(self.alias)
 
-    def _alias(self) -> str:
+    @property
+    def alias(self) -> str:
+        """The database's alias."""
         return self._using or router.db_for_write(Lease)
 
 

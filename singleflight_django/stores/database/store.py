@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,11 @@ from singleflight_django.stores.base import (
     Store,
 )
 from singleflight_django.stores.database import flights, leases
+from singleflight_django.stores.database.examining import examine
+from singleflight_django.stores.database.listing import some_holdings
 from singleflight_django.stores.database.running import Runner
+from singleflight_django.stores.findings import Finding
+from singleflight_django.stores.listing import Holding
 
 _T = TypeVar("_T")
 
@@ -28,12 +32,15 @@ class DatabaseStore(Store):
     ``using``: the database's alias; None: the one that the router names for the model.
     Inside a transaction of the caller's, and for async callers, each step has a connection of its
     own; SQLite can't have a second writer, and WaitInTransactionError says so. Inside a TestCase
-    leases are part of the test's transaction, and end with it. A release wakes nobody: waiters look
-    again. How long a step may take at most is for the database's own timeouts to say.
+    leases are part of the test's transaction, and end with it. The thread that renews sees nothing
+    of that: what is held there for a third of its ttl or longer counts as lost. A release wakes
+    nobody: waiters look again. How long a step may take at most is for the database's own timeouts
+    to say.
     """
 
     compares_and_sets = True
     fences = True
+    can_list = True
 
     def __init__(self, prefix: str, using: str | None = None) -> None:
         self._prefix = prefix
@@ -85,6 +92,18 @@ class DatabaseStore(Store):
     async def anow(self, key: str) -> float:
         """See now()."""
         return await self.in_thread(self.now, key)
+
+    def holdings(self, contains: str = "") -> Iterator[Holding]:
+        """See Store.holdings()."""
+        after = -1
+        while after:
+            step = partial(some_holdings, after=after, prefix=self._prefix, contains=contains)
+            (found, after), _ = self._runner.run(step)
+            yield from found
+
+    def examine(self, ttl: float) -> Iterator[Finding]:
+        """See Store.examine()."""
+        return examine(self._runner, self._runner.alias, ttl)
 
     async def in_thread(self, call: Callable[..., _T], *args: Any) -> _T:
         """See Store.in_thread()."""

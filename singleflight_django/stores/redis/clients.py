@@ -76,6 +76,11 @@ class Server:
         self.timeout = float(self._configured.get("socket_timeout") or DEFAULT_SOCKET_TIMEOUT)
 
     @property
+    def configured_timeout(self) -> float | None:
+        """The socket timeout in seconds that the site, or its driver, has set."""
+        return self._configured.get("socket_timeout")
+
+    @property
     def connects(self) -> bool:
         """Whether connections like the pool's own can be made; not so for a cluster's client."""
         return self.pool is not None and hasattr(self.pool, "connection_class")

@@ -1,0 +1,97 @@
+"""The live leases as people may see them: keys without secrets, and names that are no tokens."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from django.conf import settings
+from django.core.cache import caches
+
+from singleflight_django.checks.guarded import find_guarded
+from singleflight_django.conf import conf
+from singleflight_django.digests import digest
+from singleflight_django.parts import escape
+from singleflight_django.redaction import Redaction
+from singleflight_django.stores.base import Store
+from singleflight_django.stores.listing import Holding
+from singleflight_django.stores.registry import speaks_redis
+from singleflight_django.templates import Template
+
+# What stands in a shown key for a part that is hidden.
+_HIDDEN = re.compile(r"<[0-9a-f]{8}>")
+
+
+class Row(NamedTuple):
+    """A live lease. ``shown``: its key; ``mark``: a name of this one acquisition."""
+
+    holding: Holding
+    shown: str
+    mark: str
+
+
+class Live:
+    """The live leases of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._shown = ShownKeys()
+
+    def rows(self, text: str = "") -> Iterator[Row]:
+        """Yield those whose shown key contains ``text``, in any order; see Store.holdings()."""
+        hidden = _HIDDEN.search(text)
+        # The store knows the keys as they are. What is hidden can't be found by guessing at it.
+        for holding in self._store.holdings(text[: hidden.start()] if hidden else text):
+            shown = self._shown(holding.key)
+            if text in shown:
+                yield Row(holding, shown, digest("live", [holding.key, holding.token]))
+
+    def find(self, shown: str, mark: str) -> Row | None:
+        """Return the acquisition ``mark`` of a key, or None if it has ended."""
+        return next((row for row in self.rows(shown) if row.mark == mark), None)
+
+
+class ShownKeys:
+    """How keys are shown, as far as the guards of the URLconf's views tell what is in them."""
+
+    def __init__(self) -> None:
+        templates: defaultdict[str, list[Template]] = defaultdict(list)
+        for each in find_guarded():
+            spec = each.guard.spec
+            templates[each.guard.namespace] += spec.templates if spec else ()
+        self._by_namespace = {
+            escape(namespace): (namespace, redaction, _heads(found))
+            for namespace, found in templates.items()
+            if (redaction := Redaction.of(found))
+        }
+
+    def __call__(self, key: str) -> str:
+        """Return what may be shown of ``key``."""
+        name, _, body = key.partition(":")
+        if name in self._by_namespace:
+            namespace, redaction, heads = self._by_namespace[name]
+            # Others have nothing to do with a template that has a secret, and stay readable.
+            if body.startswith(heads):
+                return redaction.shown(namespace, key)
+        return key
+
+
+def _heads(templates: list[Template]) -> tuple[str, ...]:
+    return tuple(each.head for each in templates if Redaction.of([each]))
+
+
+def listable_caches() -> list[str]:
+    """Return SINGLEFLIGHT_CACHE, and the other aliases that may have leases to list."""
+    default, kind = conf.SINGLEFLIGHT_CACHE, conf.SINGLEFLIGHT_STORE
+    others = (alias for alias in settings.CACHES if alias != default)
+    # Of the database there is one store for all aliases, and other caches can't list.
+    return [default, *(alias for alias in others if kind in (None, "redis") and _is_redis(alias))]
+
+
+def _is_redis(alias: str) -> bool:
+    try:
+        return speaks_redis(caches[alias])
+    except Exception:
+        return False
