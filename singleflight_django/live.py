@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
 
 from singleflight_django.checks.guarded import find_guarded
 from singleflight_django.conf import conf
 from singleflight_django.digests import digest
+from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.parts import escape
 from singleflight_django.redaction import Redaction
 from singleflight_django.stores.base import Store
-from singleflight_django.stores.listing import Holding
+from singleflight_django.stores.listing import FLIGHT, Holding, seconds_text
 from singleflight_django.stores.registry import speaks_redis
 from singleflight_django.templates import Template
+
+logger = logging.getLogger("singleflight_django")
 
 # What stands in a shown key for a part that is hidden.
 _HIDDEN = re.compile(r"<[0-9a-f]{8}>")
@@ -30,6 +36,23 @@ class Row(NamedTuple):
     holding: Holding
     shown: str
     mark: str
+
+    def cells(self) -> dict[str, Any]:
+        """Return what a template shows of it: text, which no locale is to change."""
+        holding = self.holding
+        age, followers, fence = holding.age, holding.followers, holding.fence
+        return {
+            "key": self.shown,
+            "kind": holding.kind,
+            "is_flight": holding.kind == FLIGHT,
+            "holder": holding.holder or "?",
+            "age": seconds_text(age),
+            "age_value": "" if age is None else f"{age:.3f}",
+            "left": seconds_text(holding.remaining),
+            # A lease has none; of a flight, the store may not know how many.
+            "followers": "?" if followers is None else str(followers),
+            "fence": "?" if fence is None else str(fence),
+        }
 
 
 class Live:
@@ -95,3 +118,18 @@ def _is_redis(alias: str) -> bool:
         return speaks_redis(caches[alias])
     except Exception:
         return False
+
+
+@contextmanager
+def told(tell: Callable[[str], object]) -> Iterator[None]:
+    """A store that is away, or that can't list, is something to tell."""
+    doctor = "Ask manage.py singleflight doctor."
+    try:
+        yield
+    except StoreUnavailableError as error:
+        tell(f"{error} {doctor}")
+    except (NotImplementedError, ImproperlyConfigured) as error:
+        tell(str(error))
+    except Exception as error:
+        logger.exception("The live leases can't be read.")
+        tell(f"The store failed: {type(error).__name__}. {doctor}")

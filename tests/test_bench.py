@@ -1,4 +1,4 @@
-"""``manage.py bench`` as a user runs it, on its own server, with the peers that are installed."""
+"""``manage.py bench`` as a user runs it, on its own server."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
+
+from testproject.benching.report import tables
 
 ROOT = Path(__file__).parents[1]
-OURS = "singleflight_django"
+OURS, FLOOR, NAIVE = "singleflight_django", "raw redis-py (the floor)", "cache.add by hand"
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str) -> dict:
     environ = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
     environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
-    command = [sys.executable, "manage.py", "bench", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=150, check=False
+    command = [sys.executable, "manage.py", "bench", "--json", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False
     )
-
-
-@pytest.fixture(scope="module")
-def told() -> dict:
-    done = bench("--turns", "1", "--callers", "4", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_every_measurement_has_us_and_the_floor(told: dict) -> None:
+@pytest.fixture(scope="module")
+def told() -> dict:
+    return bench("--turns", "1", "--callers", "4", "--peer", NAIVE)
+
+
+def test_every_measurement_has_us_and_what_we_are_measured_by(told: dict) -> None:
     for name in ("cycle", "conflict"):
-        assert {OURS, "raw redis-py (the floor)"} <= set(told[name])
-        assert told[name]["raw redis-py (the floor)"]["ratio"] == 1.0
-    assert {OURS, "no guard"} <= set(told["view"])
+        assert set(told[name]) == {OURS, FLOOR, NAIVE}
+        assert told[name][FLOOR]["ratio"] == 1.0
+    assert set(told["view"]) == {OURS, FLOOR, NAIVE, "no guard"}
+    assert set(told["bursts"]["4"]) == {OURS, NAIVE}
 
 
 def test_a_cycle_is_two_round_trips_and_a_conflict_is_one(told: dict) -> None:
@@ -52,15 +56,20 @@ def test_a_burst_is_executed_once_and_everyone_has_the_answer(told: dict) -> Non
     assert burst["errors"] == []
 
 
-def test_tables_are_for_people() -> None:
-    done = bench("--turns", "1", "--callers", "2")
-    assert done.returncode == 0, done.stderr
-    assert "A lock, taken and given back" in done.stdout
-    assert "2 callers of one key in 2 processes" in done.stdout
+def test_tables_are_for_people(told: dict) -> None:
+    text = tables(told)
+    assert "A lock, taken and given back" in text
+    assert "4 callers of one key in 2 processes" in text
+    assert text.count(OURS) == 4
 
 
-@pytest.mark.parametrize("wrong", [("--turns", "0"), ("--callers", "3")])
-def test_wrong_numbers_are_refused_at_once(wrong: tuple[str, str]) -> None:
-    done = bench(*wrong)
-    assert done.returncode == 2
-    assert wrong[0] in done.stderr
+@pytest.mark.soak
+def test_every_peer_that_is_installed_takes_part() -> None:
+    told = bench("--turns", "1", "--callers", "2")
+    assert {OURS, FLOOR, NAIVE, "redis-py Lock", "django-redis cache.lock"} <= set(told["cycle"])
+
+
+@pytest.mark.parametrize("wrong", [("--turns", "0"), ("--callers", "3"), ("--peer", "nobody")])
+def test_what_can_not_be_is_refused_at_once(wrong: tuple[str, str]) -> None:
+    with pytest.raises(CommandError, match=wrong[0]):
+        call_command("bench", *wrong)

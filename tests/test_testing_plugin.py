@@ -151,7 +151,7 @@ def test_without_isolation_a_lease_leaks_from_one_test_to_the_next(site: Run) ->
     assert "429 == 201" in said
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_isolated_tests_see_nothing_of_each_other_nor_of_other_workers_and_runs(
     site: Run, workers: int
 ) -> None:

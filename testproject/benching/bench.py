@@ -23,11 +23,13 @@ from testproject.racing.redis import redis
 @dataclass
 class Bench:
     """
-    ``turns`` of 50 calls for each peer, and ``turns`` / 5 bursts of each number of ``callers``.
+    ``turns`` of 50 calls for each peer of ``names``, and ``turns`` / 5 bursts of each number of
+    ``callers``.
 
     ``say`` is called with each line of progress.
     """
 
+    names: tuple[str, ...]
     turns: int
     callers: tuple[int, ...]
     say: Callable[[str], None]
@@ -46,7 +48,7 @@ class Bench:
         return told
 
     def _cycles(self, url: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "testproject.benching.cycles", str(self.turns)]
+        command = [sys.executable, "-m", "testproject.benching.cycles", str(self.turns), *self.names]
         done = subprocess.run(
             command, env={**os.environ, "REDIS_URL": url}, stdout=subprocess.PIPE, check=False
         )
@@ -56,7 +58,7 @@ class Bench:
         return told
 
     def _bursts(self, url: str) -> dict[int, Any]:
-        names = [peer.name for peer in PEERS if peer.shares]
+        names = [peer.name for peer in PEERS if peer.shares and peer.name in self.names]
         told = {}
         with bursts.all_callers(names, url) as present:
             for callers in self.callers:

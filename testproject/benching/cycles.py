@@ -19,13 +19,13 @@ LONG = 600
 
 
 def main() -> None:
-    """Print the figures as JSON. ``sys.argv``: how many turns each peer takes."""
+    """Print the figures as JSON. ``sys.argv``: how many turns each peer takes, and their names."""
     django.setup()
     from testproject.benching import peers
     from testproject.benching.timing import measure
 
     turns, url = int(sys.argv[1]), os.environ["REDIS_URL"]
-    server, here = redis.Redis.from_url(url), peers.installed(url)
+    server, here = redis.Redis.from_url(url), peers.installed(url, sys.argv[2:])
     locks = [peer for peer in here if peer.locks]
     told = {}
 
@@ -39,7 +39,7 @@ def main() -> None:
         told["conflict"] = _figures(measure(calls, server, turns), peers.Floor.name)
 
     guarded = {peer.name: peer.guard(peers.plain) for peer in here if peer.locks or not peer.shares}
-    guarded.pop(peers.Store.name)
+    guarded.pop(peers.Store.name, None)
     views = {"no guard": peers.plain, **guarded}
     calls = {name: partial(_request, view) for name, view in views.items()}
     told["view"] = _figures(measure(calls, server, turns), "no guard")

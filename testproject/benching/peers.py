@@ -11,7 +11,7 @@ import logging
 import pickle
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, ClassVar
 
@@ -324,10 +324,12 @@ PEERS: tuple[type[Peer], ...] = (
 )
 
 
-def installed(url: str) -> list[Peer]:
-    """Return those that are here, on the server at ``url``."""
+def installed(url: str, names: Collection[str]) -> list[Peer]:
+    """Return those of ``names`` that are here, on the server at ``url``."""
     found = []
     for peer in PEERS:
+        if peer.name not in names:
+            continue
         with suppress(ImportError):
             found.append(peer(url))
     return found

@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from testproject.benching.bench import Bench
+from testproject.benching.peers import PEERS, Floor, Ours
 from testproject.benching.plot import draw
 from testproject.benching.report import tables
 from testproject.racing.signals import terminate_cleanly
@@ -42,13 +43,22 @@ class Command(BaseCommand):
             action="append",
             help="callers of a burst; repeatable (50 and 200)",
         )
+        parser.add_argument(
+            "--peer",
+            action="append",
+            choices=[peer.name for peer in PEERS],
+            metavar="NAME",
+            help="only us, the floor and this one; repeatable",
+        )
         parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
         parser.add_argument("--plot", metavar="FILE.png", help="draw the figures, too")
 
     def handle(self, *args: Any, **options: Any) -> None:
         terminate_cleanly()
         callers = tuple(options["callers"] or (50, 200))
-        bench = Bench(options["turns"], callers, self._say)
+        chosen = options["peer"]
+        names = (Ours.name, Floor.name, *chosen) if chosen else [peer.name for peer in PEERS]
+        bench = Bench(tuple(names), options["turns"], callers, self._say)
         try:
             told = bench.run()
         except KeyboardInterrupt:
