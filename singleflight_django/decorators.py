@@ -36,7 +36,8 @@ class semaphore_lock(Section):  # noqa: N801 - reads as a function, like Django'
     ``unique``: unique constraints, as ``"lessons.LessonSession.uuid"``, a tuple of fields
     ``("lessons.LessonSession.user", "day")``, a constraint's name, or a list of these. Their
     violation in the view is a duplicate, too: what a sync view wrote is rolled back (in an async
-    one earlier writes stay), and the answer is 409, or 204 if ``on_conflict="skip"``.
+    one earlier writes stay), and the answer is 409, or 204 if ``on_conflict="skip"``. A deadlock or
+    a serialization failure there is a 503.
     ``on_duplicate``: that answer: "reject", "skip", or a callable ``(request, violation)`` that
     returns it; ``violation.existing(uuid=...)`` is the row that won.
     ``renew``, ``max_hold``: whether the lease is renewed while the work goes on, and for how many

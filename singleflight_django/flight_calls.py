@@ -71,9 +71,9 @@ def called(guard: CallGuard, flight_of: Callable[[], Flight], work: Callable[[],
     """Return what ``work()`` does, or the result of the call under way."""
     if guard.observing:
         return observed_run(guard, flight_of, work)
-    flight = flight_of()
-    refuse_to_wait(flight.key)
     try:
+        flight = flight_of()
+        refuse_to_wait(flight.key)
         outcome: Outcome = run(join(flight))
     except StoreUnavailableError as error:
         guard.excuse(error)
@@ -100,9 +100,9 @@ async def acalled(
     """See called()."""
     if guard.observing:
         return await aobserved_run(guard, flight_of, work)
-    flight = flight_of()
-    await arefuse_to_wait(flight.key)
     try:
+        flight = flight_of()
+        await arefuse_to_wait(flight.key)
         outcome: Outcome = await arun(join(flight))
     except StoreUnavailableError as error:
         guard.excuse(error)

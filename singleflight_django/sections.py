@@ -29,8 +29,9 @@ class Section:
         keys = self._keys()
         if conf.SINGLEFLIGHT_ENABLED is False:
             return self._enter(self._lock.unprotected(keys), sys._getframe(1))
-        lease = self._lock.lease(keys)
+        lease: Lease | None = None
         try:
+            lease = self._lock.lease(keys)
             take(lease, self._lock)
         except Exception as error:
             lease = self._excused(error, lease, keys)
@@ -59,8 +60,9 @@ class Section:
         """See __enter__()."""
         if conf.SINGLEFLIGHT_ENABLED is False:
             return self._enter(self._lock.unprotected(keys), frame)
-        lease = self._lock.lease(keys)
+        lease: Lease | None = None
         try:
+            lease = self._lock.lease(keys)
             await atake(lease, self._lock)
         except Exception as error:
             lease = self._excused(error, lease, keys)
@@ -76,11 +78,12 @@ class Section:
             raise ValueError("unique= is for views: in a `with` use create_or_existing().")
         return self._lock.spec.static_keys()
 
-    def _excused(self, error: Exception, lease: Lease, keys: tuple[str, ...]) -> Lease:
+    def _excused(self, error: Exception, lease: Lease | None, keys: tuple[str, ...]) -> Lease:
         """Return the lease to enter with in spite of ``error``, or raise it."""
         if self._lock.goes_on_without(error):
             return self._lock.unprotected(keys)
-        if isinstance(error, LeaseConflictError) and self._lock.options.on_conflict == "yield":
+        yields = self._lock.options.on_conflict == "yield"
+        if lease is not None and yields and isinstance(error, LeaseConflictError):
             return lease
         raise error
 

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import redis
 
+from singleflight_django import SingleFlight, semaphore_lock
 from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import Claim, Conflict, Grant, Store
 from singleflight_django.stores.redis.store import store_on
@@ -365,3 +367,36 @@ def test_a_replica_is_never_asked(redis_server: Valkey, settings: object) -> Non
         assert replica.connections == 0
         with redis.Redis(port=other.port) as client:
             assert client.dbsize() == 0
+
+
+class TestAClusterThatIsNotThere:
+    """Its client asks for the slots while it is made: the policy applies all the same."""
+
+    @pytest.fixture(autouse=True)
+    def dead_cluster(self, settings: Any) -> None:
+        settings.CACHES = {
+            **settings.CACHES,
+            "dead-cluster": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": "redis://127.0.0.1:1",
+                "OPTIONS": {"CONNECTION_FACTORY": "tests.clusters.ClusterFactory"},
+            },
+        }
+
+    def test_a_lock_says_that_the_store_is_away(self) -> None:
+        with (
+            pytest.raises(StoreUnavailableError, match="can't be reached"),
+            semaphore_lock("k", cache="dead-cluster"),
+        ):
+            pass
+        with semaphore_lock("k", cache="dead-cluster", on_store_error="proceed") as lease:
+            assert lease.acquired
+
+    def test_a_call_runs_on_its_own(self) -> None:
+        assert SingleFlight("f", cache="dead-cluster").run("k", lambda: 7) == 7
+
+    async def test_a_call_in_async_code_runs_on_its_own(self) -> None:
+        async def work() -> int:
+            return 7
+
+        assert await SingleFlight("f", cache="dead-cluster").arun("k", work) == 7

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any
 
+from django.core.cache import close_caches
 from django.db import connections
 
 from singleflight_django.guards import Seconds
@@ -53,6 +54,8 @@ def crash_leader(
 
 def in_processes(n: int, call: Callable[[], Any], timeout: float) -> list[Outcome]:
     """Make a call in ``n`` processes at once, and return what came of each."""
+    # Memcached's clients would share their connections with the children, and mix up the answers.
+    close_caches()
     start = _fork_context().Barrier(n, timeout=timeout)
     deadline = monotonic() + timeout
     children = [_Child(partial(_begin, start, call)) for _ in range(n)]

@@ -48,7 +48,13 @@ class Bench:
         return told
 
     def _cycles(self, url: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "testproject.benching.cycles", str(self.turns), *self.names]
+        command = [
+            sys.executable,
+            "-m",
+            "testproject.benching.cycles",
+            str(self.turns),
+            *self.names,
+        ]
         done = subprocess.run(
             command, env={**os.environ, "REDIS_URL": url}, stdout=subprocess.PIPE, check=False
         )

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from django.core.cache import close_caches
-
 from singleflight_django.exceptions import SingleFlightError
 from singleflight_django.owners import new_token
 from singleflight_django.stores.base import (
@@ -100,13 +98,7 @@ def _try(store: Store, keys: list[str]) -> list[bool]:
             store.release(key, token)
         return held
 
-    return _values(_in_processes(len(keys), caller, PATIENCE * 2))
-
-
-def _in_processes(n: int, call: Callable[[], Any], timeout: float) -> list[Any]:
-    # A connection to memcached that is open now would be shared by all processes.
-    close_caches()
-    return in_processes(n, call, timeout)
+    return _values(in_processes(len(keys), caller, PATIENCE * 2))
 
 
 def _values(outcomes: list[Any]) -> list[Any]:
@@ -154,7 +146,7 @@ def _crash(store: Store, key: str) -> str:
         store.acquire(key, new_token(), BRIEF, 1, 0.0)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    _in_processes(1, caller, PATIENCE)
+    in_processes(1, caller, PATIENCE)
     deadline, token = time.monotonic() + BRIEF * 5, new_token()
     while not isinstance(store.acquire(key, token, BRIEF, 1, 0.0), Grant):
         if time.monotonic() > deadline:
@@ -172,7 +164,7 @@ def _flight(store: Store, key: str) -> str:
         meeting.wait()
         return _fly(store, key, joining, meeting.wait)
 
-    told = _values(_in_processes(PROCESSES, caller, PATIENCE * 2))
+    told = _values(in_processes(PROCESSES, caller, PATIENCE * 2))
     store.forget(key)
     leaders = sum(led for led, _ in told)
     if leaders != 1:

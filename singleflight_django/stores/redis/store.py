@@ -53,7 +53,7 @@ class Link:
     """A cache alias's server and the transports to it, for as long as its settings are the same."""
 
     def __init__(self, alias: str) -> None:
-        self.server = Server(primary_client(alias))
+        self.server = Server(_reached(alias))
         self.transport = transport_to(self.server)
         self.loops = LoopTransports(self.server)
 
@@ -248,6 +248,17 @@ class RedisStore(Store):
         forbidden = _scripts_forbidden(self._link.server, error)
         kind = ScriptsForbiddenError if forbidden else StoreUnavailableError
         return kind(f"The store did not answer: {error}", key=key)
+
+
+def _reached(alias: str) -> Any:
+    """Return the client of ``alias``. That of a cluster asks for the slots before it is there."""
+    try:
+        return primary_client(alias)
+    except Exception as error:
+        package = type(error).__module__.partition(".")[0]
+        if package in ("redis", "valkey") or isinstance(error, OSError):
+            raise StoreUnavailableError(f"The store can't be reached: {error}") from error
+        raise
 
 
 def store_on(alias: str, prefix: str) -> RedisStore:
