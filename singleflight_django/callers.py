@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from singleflight_django.lease import Lease
 from singleflight_django.seats import Seat
@@ -33,6 +33,8 @@ class Flight:
     max_followers: int | None = None
     blocking: bool = True
     longest_pause: float = 0.5
+    # What a long wait lets go of: an object with let_go() and its a-twin; or nothing.
+    ballast: Any = None
     local: LocalFlight | None = None
     led: Led | None = None
     deadline: Deadline = field(init=False)

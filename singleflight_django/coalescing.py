@@ -33,6 +33,7 @@ from singleflight_django.outcomes import replay
 from singleflight_django.principals import Scope, check_scope
 from singleflight_django.records import UNREADABLE
 from singleflight_django.responses import aproblem, problem, refusal
+from singleflight_django.transactions import Connections
 
 ALL_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 SAFE_METHODS = ("GET", "HEAD")
@@ -81,8 +82,14 @@ class Coalescer(FlightGuard):
         if print_ is None:
             return None
         who = identity(request, self.options.scope, self.options.vary)
-        most = _half_of_the_workers()
-        return self.flight(_one(keys, who), fingerprint=print_, blocking=True, max_followers=most)
+        flight = self.flight(
+            _one(keys, who),
+            fingerprint=print_,
+            blocking=True,
+            max_followers=_half_of_the_workers(),
+        )
+        flight.ballast = Connections()
+        return flight
 
     async def aflight_of(self, request: Any, args: tuple[Any, ...], kwargs: Any) -> Flight | None:
         """See flight_of()."""
@@ -91,7 +98,9 @@ class Coalescer(FlightGuard):
         if print_ is None:
             return None
         who = await aidentity(request, self.options.scope, self.options.vary)
-        return self.flight(_one(keys, who), fingerprint=print_, blocking=False)
+        flight = self.flight(_one(keys, who), fingerprint=print_, blocking=False)
+        flight.ballast = Connections()
+        return flight
 
     def runs_without(self, request: Any, error: SingleFlightError) -> bool:
         """Whether the view is to run on its own although ``error`` came up."""

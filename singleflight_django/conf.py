@@ -14,7 +14,8 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar
 
-from django.conf import settings
+from django.conf import Settings as DjangoSettings
+from django.conf import UserSettingsHolder, global_settings, settings
 from django.core.exceptions import ImproperlyConfigured
 
 # Beyond this the clocks of threads and of Redis overflow. It is over thirty years.
@@ -47,15 +48,28 @@ class checked(Generic[_T]):  # noqa: N801 - reads like property
 
     def __get__(self, instance: Any, owner: Any = None) -> _T:
         source, given, value = self._seen
-        if _lazy["_wrapped"] is source:
-            own = source.__dict__
-            if own.get(self._name, _ABSENT) is given and self._name not in own.get("_deleted", ()):
-                return value  # type: ignore[no-any-return]
+        present = _lazy.get("_wrapped")
+        if present is source and source is not None and self._given(source) is given:
+            return value  # type: ignore[no-any-return]
+        given = self._given(present)
         value = self._read(instance)
-        # The first look has set the settings up.
-        present = _lazy["_wrapped"]
-        self._seen = present, present.__dict__.get(self._name, _ABSENT), value
+        # Looked at before and after: what another thread sets meanwhile must not be covered up.
+        stays = _lazy.get("_wrapped") is present and self._given(present) is given
+        if stays and _tells_all(present):
+            self._seen = present, given, value
         return value
+
+    def _given(self, source: Any) -> Any:
+        """Return what the settings in force say themselves, not those that they override."""
+        own = getattr(source, "__dict__", {})
+        return object() if self._name in own.get("_deleted", ()) else own.get(self._name, _ABSENT)
+
+
+def _tells_all(source: Any) -> bool:
+    """Whether these settings keep what they say where we look; those of other packages needn't."""
+    while type(source) is UserSettingsHolder:
+        source = source.default_settings
+    return type(source) is DjangoSettings or source is global_settings
 
 
 def seconds(value: object, name: str, *, zero: bool = False) -> float:

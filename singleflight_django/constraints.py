@@ -30,7 +30,7 @@ from django.http.response import HttpResponseBase
 
 from singleflight_django.exceptions import ContentionError, DuplicateError
 from singleflight_django.responses import aproblem, problem, refusal, skip
-from singleflight_django.transactions import roll_back
+from singleflight_django.transactions import can_roll_back, roll_back
 from singleflight_django.uniques import Unique, declared
 from singleflight_django.violations import Violation, violation_of, was_in_the_way
 from singleflight_django.writing import Committed, writing
@@ -87,9 +87,13 @@ class Duplicates:
                 raise
         except OperationalError as error:
             # The view has done more than what could be done again here: that is for its caller.
-            if committed or not was_in_the_way(error, aliases) or not roll_back():
+            if committed or not was_in_the_way(error, aliases) or not can_roll_back():
                 raise
-            return problem(request, _contention(error))
+            try:
+                # First, as the site's own page may query the database.
+                return problem(request, _contention(error))
+            finally:
+                roll_back()
         tell(violation)
         return self._answer(request, violation)
 

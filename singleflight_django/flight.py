@@ -34,6 +34,8 @@ from singleflight_django.waiting import Deadline, clock, pauses
 MOST_TAKEOVERS = 2
 # How often the store is asked for its time, at the end of a flight that somebody boarded late.
 MOST_COMPARISONS = 5
+# A wait that is longer, in seconds, lets go of what the caller doesn't need for it.
+SHORT = 0.5
 # The store counts on a follower for so much longer than it waits, in seconds: when one that speaks
 # for others leaves, the next takes a moment to say so.
 GRACE = 1.0
@@ -61,7 +63,13 @@ def join(flight: Flight) -> Steps:
 def _as_passenger(flight: Flight, local: tier.LocalFlight, passenger: tier.Passenger) -> Steps:
     try:
         flight.seat.take()
-        yield Ask(passenger, "wait_news", (flight.deadline.left(),))
+        seconds = flight.deadline.left()
+        if seconds > SHORT:
+            if not (yield Ask(passenger, "wait_news", (SHORT,))):
+                yield from _let_go(flight)
+                yield Ask(passenger, "wait_news", (seconds - SHORT,))
+        else:
+            yield Ask(passenger, "wait_news", (seconds,))
     except BaseException:
         if not local.leave(passenger) and passenger.news is tier.AGENT:
             local.hand_over()
@@ -155,7 +163,16 @@ def _wait(flight: Flight, local: tier.LocalFlight, busy: Busy, pause: float) -> 
         yield Ask(store, "rest", (seconds,))
     if landing is None:
         flight.deadline.spend(seconds)
+        if flight.wait - flight.deadline.left() >= SHORT:
+            yield from _let_go(flight)
     return landing
+
+
+def _let_go(flight: Flight) -> Steps:
+    """Let go of what others may need meanwhile, once."""
+    ballast, flight.ballast = flight.ballast, None
+    if ballast is not None:
+        yield Ask(ballast, "let_go")
 
 
 def _lead(flight: Flight, local: tier.LocalFlight, led: Led, asked: float) -> Leading:
@@ -174,7 +191,8 @@ def _undo(lease: Lease, error: BaseException) -> Steps:
     """Give back what an interrupted join may have taken."""
     lease.grant(lease.keys[0], None, clock())
     lease.end()
-    if isinstance(error, StoreUnavailableError):
+    # Who is being closed may not ask any more.
+    if isinstance(error, StoreUnavailableError | GeneratorExit):
         keeper.give_back_later(lease)
         return
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -11,6 +12,7 @@ from singleflight_django.bodies import unwrap
 from singleflight_django.drivers import arun, in_background, run
 from singleflight_django.lease import Lease
 from singleflight_django.locking import hand_over, lapse, release
+from singleflight_django.renewal import keeper
 from singleflight_django.steps import Steps
 
 End = Callable[[], Steps]
@@ -37,7 +39,8 @@ def outlives(response: Any, request: Any, lease: Lease, end: End) -> bool:
     request = unwrap(request)
     # Django closes the request together with whichever response it sends.
     _end_on_close(request, lease)
-    finalize(request, _end, lease).atexit = False
+    # Whatever the garbage collector has interrupted: this must wait for nothing there.
+    finalize(request, keeper.later, partial(_end, lease)).atexit = False
     return True
 
 

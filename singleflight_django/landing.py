@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from singleflight_django.callers import OPEN, Flight
 from singleflight_django.lease import Lease
 from singleflight_django.renewal import keeper
@@ -68,10 +70,23 @@ def _tell_passengers(local: LocalFlight, status: Status | None, payload: bytes) 
         local.land(Landing(status, payload))
 
 
-def lapse(flight: Flight) -> None:
-    """Leave a flight whose work may still be going on: nobody's until the lease has lapsed."""
-    if flight.local is not None and flight.lease.end():
-        keeper.forget(flight.lease)
-        flight.tell("flight_failed", reason="abandoned", duration=clock() - flight.lease.since)
-        flight.local.hand_over()
-        _tell_of_end(flight.lease, "cancelled: it lapses")
+def lapse(flight: Flight, *, closing: bool = False) -> None:
+    """Leave a flight whose work may still be going on: nobody's until the lease has lapsed.
+
+    ``closing``: whether the caller's coroutine is being closed, maybe by the garbage collector.
+    """
+    if flight.local is None or not flight.lease.end():
+        return
+    keeper.forget(flight.lease)
+    flight.local.hand_over()
+    tell = partial(_tell_of_lapse, flight, clock() - flight.lease.since)
+    if closing:
+        # Here a listener could wait for a lock that this very thread holds.
+        keeper.later(tell)
+    else:
+        tell()
+
+
+def _tell_of_lapse(flight: Flight, duration: float) -> None:
+    flight.tell("flight_failed", reason="abandoned", duration=duration)
+    _tell_of_end(flight.lease, "cancelled: it lapses")

@@ -60,7 +60,7 @@ async def _lead(
         load = freight(result)
     except BaseException as error:
         if _is_given_up(error):
-            lapse(flight)
+            lapse(flight, closing=isinstance(error, GeneratorExit))
         else:
             await arun(land(flight, *freight_of_error(error)))
         raise

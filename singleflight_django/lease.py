@@ -100,6 +100,11 @@ class Lease:
         return lease
 
     @property
+    def is_protected(self) -> bool:
+        """Whether there is a store that may know of it; see unprotected()."""
+        return not isinstance(self.store, _Nowhere)
+
+    @property
     def key(self) -> str:
         """The key, namespace included; several keys are joined by a comma."""
         return ",".join(self.keys)

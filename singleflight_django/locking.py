@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
@@ -120,7 +121,10 @@ def hand_over(lease: Lease) -> None:
     if lease.end():
         keeper.forget(lease)
         keeper.give_back_later(lease)
-        lease.emit("lease_released", lease, duration=clock() - lease.since)
+        # The garbage collector may be closing the caller, at any point of any code, a listener's
+        # or a lock's included.
+        duration = clock() - lease.since
+        keeper.later(partial(lease.emit, "lease_released", lease, duration=duration))
 
 
 def lapse(lease: Lease) -> None:

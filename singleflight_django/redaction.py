@@ -28,6 +28,7 @@ class Redaction:
         ordered = sorted(templates, key=lambda template: not _has_secrets(template))
         self._matches = [re.compile(each.expression(SECRET_SOURCES)).fullmatch for each in ordered]
         self._heads = sorted((template.head for template in ordered), key=len, reverse=True)
+        self._secret_heads = [each.head for each in reversed(ordered) if _has_secrets(each)]
 
     @classmethod
     def of(cls, templates: Iterable[Template]) -> Redaction | None:

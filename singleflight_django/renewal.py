@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from singleflight_django.exceptions import StoreUnavailableError
@@ -36,6 +37,7 @@ class Keeper:
         """Forget everything, the thread included: the leases of a forked child are its parent's."""
         self._watched: dict[Lease, float] = {}
         self._owed: dict[Lease, None] = {}
+        self._errands: deque[Callable[[], object]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._wakes_at = NEVER
@@ -59,6 +61,11 @@ class Keeper:
         """Release what ``lease`` may hold as soon as the store answers, until it has lapsed anyway."""
         self._owed[lease] = None
         self._wake_by(max(clock(), self._rests_until))
+
+    def later(self, errand: Callable[[], object]) -> None:
+        """Let the thread do ``errand``, for a caller that is in no place to do it itself."""
+        self._errands.append(errand)
+        self._wake_by(clock())
 
     def _wake_by(self, due: float) -> None:
         if self._thread is not None and due >= self._wakes_at:
@@ -95,7 +102,7 @@ class Keeper:
         return min([owed, *list(self._watched.values())])
 
     def work(self) -> None:
-        """Do what is due now: renew, and give back."""
+        """Do what is due now: renew, give back, and run errands."""
         now = clock()
         # What is almost due comes along: leases of one ttl soon are renewed together.
         due = [lease for lease, when in list(self._watched.items()) if when <= now + lease.ttl / 30]
@@ -104,6 +111,9 @@ class Keeper:
         if now >= self._rests_until:
             for store, leases in _by_store(list(self._owed)):
                 self._give_back(store, leases)
+        while self._errands:
+            with suppress(Exception):
+                self._errands.popleft()()
 
     def _renewable(self, lease: Lease, now: float) -> bool:
         if not lease.held:

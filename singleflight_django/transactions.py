@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import finalize
 
-from asgiref.sync import AsyncToSync, iscoroutinefunction, sync_to_async
+from asgiref.sync import AsyncToSync, SyncToAsync, iscoroutinefunction, sync_to_async
 from django.core.signals import request_finished
 from django.db import connections, transaction
 from django.dispatch import receiver
@@ -29,6 +29,8 @@ from singleflight_django.locking import release
 from singleflight_django.renewal import keeper
 
 _MARKER = "_non_atomic_requests"
+# On a request while one of its guards has opened what ATOMIC_REQUESTS asks for.
+_OPENED = "_singleflight_atomic"
 
 
 class OptOut(set[str]):
@@ -43,8 +45,12 @@ class OptOut(set[str]):
         The mark of a dispatch() is the mark of each view that as_view() has made of it, and of the
         subclasses: what is said of one of them must not take the transaction of the others away.
         """
-        view = _callback(sys._getframe(1).f_locals["view"])
-        setattr(view, _MARKER, OptOut({*self, alias}))
+        marked = sys._getframe(1).f_locals.get("view")
+        if marked is None:
+            # Not Django's own decorator: whoever it is means whatever has this mark.
+            set.add(self, alias)
+        else:
+            setattr(_callback(marked), _MARKER, OptOut({*self, alias}))
 
 
 def _callback(marked: Any) -> Any:
@@ -68,21 +74,32 @@ def opt_out(view: Any) -> None:
 
 def with_transactions(call: Callable[[], Any], request: Any) -> Callable[[], Any]:
     """Return ``call`` in the transactions that Django left to us for this request."""
-    match: Any = getattr(unwrap(request), "resolver_match", None)
+    inner: Any = unwrap(request)
+    match: Any = getattr(inner, "resolver_match", None)
     marker = getattr(getattr(match, "func", None), _MARKER, None)
-    if not isinstance(marker, OptOut) or any(_open_connections()):
+    if not isinstance(marker, OptOut) or getattr(inner, _OPENED, False):
         return call
+    asked = call
     for alias, options in connections.settings.items():
         if options["ATOMIC_REQUESTS"] and not set.__contains__(marker, alias):
             if iscoroutinefunction(match.func):
                 # What Django says where dispatch() has not handed our mark on to an async view.
                 raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
             call = partial(transaction.atomic(using=alias)(_call), call)
-    return call
+    return call if call is asked else partial(_opened, inner, call)
 
 
 def _call(call: Callable[[], Any]) -> Any:
     return call()
+
+
+def _opened(request: Any, call: Callable[[], Any]) -> Any:
+    """Call what opens the transactions, which guards further in leave at that."""
+    setattr(request, _OPENED, True)
+    try:
+        return call()
+    finally:
+        setattr(request, _OPENED, False)
 
 
 def refuse_to_wait(key: str) -> None:
@@ -104,24 +121,48 @@ async def arefuse_to_wait(key: str) -> None:
 
     Where the coroutine is run by ``async_to_sync``, the thread that waits for it is asked.
     """
-    if getattr(AsyncToSync.executors, "current", None) is not None:
+    executors = getattr(AsyncToSync, "executors", None)
+    if getattr(executors, "current", None) is not None:
         # A task may have outlived its caller, and has nobody to ask then.
         with suppress(RuntimeError):
             await sync_to_async(refuse_to_wait)(key)
 
 
-def roll_back() -> bool:
-    """Let nothing be committed of the transactions that are open here; False if it isn't up to us.
+class Connections:
+    """The database connections of a request that waits: the leader may be in need of one.
+
+    They are closed, which gives a pooled one back, and opened again by the next query. Not for
+    functions, whose caller may be in the middle of reading rows, or has temporary tables.
+    """
+
+    def let_go(self) -> None:
+        """Close those of this thread that are in no transaction."""
+        for connection in connections.all(initialized_only=True):
+            # Without autocommit it is in a transaction of the site's own making.
+            if connection.autocommit and not connection.in_atomic_block:
+                connection.close()
+
+    async def alet_go(self) -> None:
+        """Close those of the request's thread, if it has any: none is begun for that."""
+        context = SyncToAsync.thread_sensitive_context.get(None)
+        if context is not None and context in SyncToAsync.context_to_thread_executor:
+            await sync_to_async(self.let_go)()
+
+
+def can_roll_back() -> bool:
+    """Whether it is up to us to let nothing be committed of the transactions that are open here.
 
     Django marks the innermost block only: where there are several, the error has to go on through
     all of them. TestCase's own don't count.
     """
     used = connections.all(initialized_only=True)
-    if any(len(_blocks(connection)) > 1 or _is_manual(connection) for connection in used):
-        return False
+    return not any(len(_blocks(connection)) > 1 or _is_manual(connection) for connection in used)
+
+
+def roll_back() -> None:
+    """Let nothing be committed of them; from here to their ends no query is allowed either."""
     for connection in _open_connections():
         connection.set_rollback(True)
-    return True
 
 
 def give_back(lease: Lease) -> None:
@@ -130,7 +171,7 @@ def give_back(lease: Lease) -> None:
     Django tells of a commit, but not of a rollback: it drops the list of on_commit hooks then, and
     ours with it. (Or another hook has raised, which keeps ours from being called.)
     """
-    for connection in _open_connections():
+    for connection in _open_connections() if lease.is_protected else ():
         hook = _Committed(lease)
         # No savepoints: a rollback to one of them must not drop it.
         connection.run_on_commit.append((set(), hook, True))

@@ -7,10 +7,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from singleflight_django.conf import LONGEST, SETTING_NAMES, conf, seconds
+from singleflight_django.conf import LONGEST, SETTING_NAMES, checked, conf, seconds
 
 DEFAULTS = {
     "SINGLEFLIGHT_CACHE": "default",
@@ -203,3 +204,55 @@ class TestImpossibleValues:
         setattr(settings, name, value)
 
         assert value == getattr(conf, name)
+
+
+class TestRemembering:
+    """A value is checked once for each setting of it, and never outlives that."""
+
+    def test_what_is_set_while_it_is_read_is_not_covered_up(self, settings: Any) -> None:
+        """By another thread: A reads 5, B sets 77, A remembers; the next one has to get 77."""
+        settings.SINGLEFLIGHT_TTL = 5
+
+        class Slow:
+            @checked
+            def SINGLEFLIGHT_TTL(self) -> float:  # noqa: N802
+                found: float = settings.SINGLEFLIGHT_TTL
+                settings.SINGLEFLIGHT_TTL = 77
+                return found
+
+        slow = Slow()
+        assert slow.SINGLEFLIGHT_TTL == 5
+        assert slow.SINGLEFLIGHT_TTL == 77
+
+    def test_settings_of_another_package_are_read_each_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Dynamic:
+            """As dynaconf's: what it says is not among its attributes."""
+
+            def __init__(self, inner: Any) -> None:
+                self.inner, self.ttl = inner, 7.0
+
+            def __getattr__(self, name: str) -> Any:
+                return self.ttl if name == "SINGLEFLIGHT_TTL" else getattr(self.inner, name)
+
+        dynamic = Dynamic(django_settings._wrapped)
+        monkeypatch.setattr(django_settings, "_wrapped", dynamic)
+        assert conf.SINGLEFLIGHT_TTL == 7
+        dynamic.ttl = 9.0
+        # Django itself remembers what it has once looked up.
+        vars(django_settings).pop("SINGLEFLIGHT_TTL", None)
+        assert conf.SINGLEFLIGHT_TTL == 9
+
+    def test_one_that_is_deleted_is_the_default_again(self, settings: Any) -> None:
+        settings.SINGLEFLIGHT_TTL = 5
+        assert conf.SINGLEFLIGHT_TTL == 5
+        del settings.SINGLEFLIGHT_TTL
+        assert conf.SINGLEFLIGHT_TTL == 10
+
+    def test_one_that_is_set_by_hand_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert conf.SINGLEFLIGHT_TTL == 10
+        monkeypatch.setattr(django_settings, "SINGLEFLIGHT_TTL", 3, raising=False)
+        assert conf.SINGLEFLIGHT_TTL == 3
+        monkeypatch.undo()
+        assert conf.SINGLEFLIGHT_TTL == 10

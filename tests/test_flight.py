@@ -26,6 +26,7 @@ from singleflight_django.exceptions import (
     StoreUnavailableError,
     TooManyFollowersError,
 )
+from singleflight_django.flight import join
 from singleflight_django.functions import SingleFlight
 from singleflight_django.renewal import keeper
 from singleflight_django.seats import _taken
@@ -645,3 +646,28 @@ def test_an_unshareable_value_is_the_leaders_and_told_once(
         assert type(call(flights, unshareable)) is object
     assert work.runs == 11
     assert [r.message.split()[0] for r in caplog.records].count("share_refused") == 1
+
+
+async def test_a_join_that_is_closed_in_the_middle_leaves_it_to_the_keeper() -> None:
+    """A coroutine that nobody awaits any more may not ask the store: close() has to come back."""
+    flights = SingleFlight("f", ttl=60, wait=PATIENCE)
+
+    async def nothing() -> None:
+        return None
+
+    coroutine = flights.arun("k", nothing)
+    coroutine.send(None)
+    coroutine.close()
+    # What it may have taken meanwhile is free again long before its ttl is over.
+    assert await asyncio.wait_for(flights.arun("k", nothing), PATIENCE / 2) is None
+
+
+def test_steps_of_a_join_that_are_dropped_give_back_what_they_won() -> None:
+    """An interrupt between the store's answer and the next step, which nobody carries out."""
+    guard = SingleFlight("f", ttl=60, wait=PATIENCE)._guard
+    flight = guard.flight("k", blocking=True)
+    steps = join(flight)
+    ask = next(steps)
+    getattr(ask.on, ask.verb)(*ask.args)
+    steps.close()
+    assert SingleFlight("f", ttl=60, wait=5).run("k", lambda: 7) == 7

@@ -8,6 +8,7 @@ import signal
 import threading
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -17,7 +18,7 @@ from singleflight_django.exceptions import (
     NestedFlightError,
     StoreUnavailableError,
 )
-from singleflight_django.locking import Terms, acquire, lapse
+from singleflight_django.locking import Terms, acquire, hand_over, lapse
 from singleflight_django.renewal import keeper
 from singleflight_django.stores.base import Claim, Conflict, Grant, Store
 from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE
@@ -286,6 +287,19 @@ def test_steps_that_are_closed_in_the_middle_leave_it_to_the_keeper(
     store.acquire(*ask.args)
     steps.close()
     until(lambda: not entries(redis_client, "lease"), "the lease to be given back")
+
+
+def test_what_is_handed_over_is_told_of_by_the_keeper(store: Store) -> None:
+    """The garbage collector may close the holder in the middle of anything, a signal included."""
+    told: list[tuple[str, str]] = []
+
+    def emit(name: str, *args: Any, **facts: Any) -> None:
+        told.append((name, threading.current_thread().name))
+
+    lease = take(lease_on(store, emit=emit))
+    hand_over(lease)
+    until(lambda: told[1:], "the release to be told")
+    assert told[1:] == [("lease_released", "singleflight-keeper")]
 
 
 def test_a_conflict_met_while_waiting_gives_back_nothing_it_never_had(

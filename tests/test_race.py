@@ -566,8 +566,8 @@ class TestCommand:
         ("line", "number"),
         [
             ("Starting", signal.SIGINT),
-            ("Redis at", signal.SIGTERM),
-            ("uvicorn on port", signal.SIGINT),
+            pytest.param("Redis at", signal.SIGTERM, marks=pytest.mark.soak),
+            pytest.param("uvicorn on port", signal.SIGINT, marks=pytest.mark.soak),
             ("Redis killed", signal.SIGTERM),
         ],
     )

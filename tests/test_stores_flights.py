@@ -240,6 +240,7 @@ def refusing() -> Iterator[Valkey]:
         yield server
 
 
+@pytest.mark.soak
 class TestOnRedisWithoutScripts(OfCaches):
     """It has learned of it; how it does is in ``test_registry``."""
 

@@ -145,6 +145,7 @@ ISOLATE = "singleflight_isolate = true"
 ALL = TESTS + CLASSES.replace("BASES ", "") + FUNCTIONS
 
 
+@pytest.mark.soak
 def test_without_isolation_a_lease_leaks_from_one_test_to_the_next(site: Run) -> None:
     said = site(test_all=ALL, code=1)
     assert "11 failed" not in said
@@ -326,6 +327,7 @@ class TestOwnerlessStore(StoreContract):
 """
 
 
+@pytest.mark.soak
 def test_the_store_contract_tries_out_stores_of_others(site: Run) -> None:
     said = site("-p", "no:asyncio", ini="", test_store=STORE, code=1)
     assert "TestMemoryStore" not in said

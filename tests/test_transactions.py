@@ -15,8 +15,10 @@ from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.decorators import api_view
+from rest_framework.views import APIView
 
-from singleflight_django import semaphore_lock, single_flight
+from singleflight_django import SemaphoreLockMixin, semaphore_lock, single_flight
 from singleflight_django.exceptions import LeaseConflictError, WaitInTransactionError
 from singleflight_django.signals import lease_acquired, lease_released
 from testproject.lessons.models import LooseLessonSession
@@ -93,7 +95,30 @@ def opted_out(request: HttpRequest) -> HttpResponse:
     return note(request)
 
 
+class Mixed(SemaphoreLockMixin, View):
+    lock_key = "order:7"
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return note(request)
+
+
+class Rest(SemaphoreLockMixin, APIView):
+    lock_key = "order:7"
+
+    def post(self, request: Any) -> HttpResponse:
+        return note(request)
+
+
+@api_view(["POST"])
+@semaphore_lock(key="order:7")
+def rest_function(request: Any) -> HttpResponse:
+    return note(request)
+
+
 urlpatterns = [
+    path("mixed", Mixed.as_view()),
+    path("rest", Rest.as_view()),
+    path("rest-function", rest_function),
     path("plain", note),
     path("locked", locked),
     path("flown", flown),
@@ -167,6 +192,62 @@ def test_an_exception_rolls_back(
 
     assert rows() == 0
     assert not held("order:7")
+
+
+def in_a_transaction(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A middleware that has one of its own around everything."""
+
+    def middleware(request: HttpRequest) -> Any:
+        with transaction.atomic():
+            return get_response(request)
+
+    return middleware
+
+
+@pytest.mark.parametrize("url", ["plain", "locked", "as-view", "dispatched", "mixed", "rest"])
+def test_inside_of_a_middleware_s_transaction_the_view_still_has_its_own(
+    url: str,
+    atomic_requests: None,
+    journalled: list[str],
+    client: Client,
+    settings: Any,
+) -> None:
+    """A savepoint, as Django makes it: what it wrote is rolled back, what the site wrote stays."""
+    settings.MIDDLEWARE = [f"{__name__}.in_a_transaction"]
+    assert client.post(f"/{url}?uuid={U}&raise=1").status_code == 404
+    assert rows() == 0
+    assert client.post(f"/{url}?uuid={U}").status_code == 201
+    assert rows() == 1
+    assert not held("order:7")
+
+
+@pytest.mark.parametrize("url", ["rest", "rest-function"])
+def test_what_rest_framework_answers_for_an_exception_rolls_back(
+    url: str, atomic_requests: None, journalled: list[str], client: Client
+) -> None:
+    assert client.post(f"/{url}?uuid={U}&raise=1").status_code == 404
+    assert rows() == 0
+    assert client.post(f"/{url}?uuid={U}").status_code == 201
+    assert rows() == 1
+    assert not held("order:7")
+
+
+def test_a_request_that_is_handled_twice_has_its_transactions_each_time(
+    atomic_requests: None, journalled: list[str], settings: Any, client: Client
+) -> None:
+    settings.MIDDLEWARE = [f"{__name__}.once_more"]
+    assert client.post(f"/locked?uuid={U}").status_code == 201
+    assert journalled == [*OUTSIDE, *OUTSIDE]
+
+
+def once_more(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A middleware that tries again whatever came of it."""
+
+    def middleware(request: HttpRequest) -> Any:
+        get_response(request)
+        return get_response(request)
+
+    return middleware
 
 
 def test_a_method_that_passes_has_its_transaction_all_the_same(

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -661,3 +663,14 @@ async def test_a_cluster_that_can_not_be_reached_leaves_nothing_open(settings: A
         store.acquire("k", "a", LONG, 1, 0.0)
     with pytest.raises(StoreUnavailableError):
         await store.aacquire("k", "a", LONG, 1, 0.0)
+
+
+def test_a_payload_is_never_turned_into_text() -> None:
+    """A long one would hold the interpreter up; and Python's -bb forbids it."""
+    program = (
+        "from singleflight_django.stores.redis.scripts import PUBLISH\n"
+        "from singleflight_django.stores.redis.transports import Call, pack_call\n"
+        "packed = pack_call(Call(PUBLISH, ('a', 'b'), ('token', b'payload', 7)))\n"
+        "assert packed.endswith(b'$7\\r\\npayload\\r\\n$1\\r\\n7\\r\\n'), packed\n"
+    )
+    subprocess.run([sys.executable, "-bb", "-c", program], check=True, timeout=60)

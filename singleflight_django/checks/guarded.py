@@ -48,10 +48,10 @@ def find_guarded() -> list[Guarded]:
     found: list[Guarded] = []
     for route in routes():
         try:
-            found += _on(route)
+            found += [each for each in _on(route) if each.methods is None or each.methods]
         except Exception:
             logger.debug("The checks don't understand %r.", route.path, exc_info=True)
-    return [each for each in found if each.methods is None or each.methods]
+    return found
 
 
 def _on(route: Route) -> Iterator[Guarded]:

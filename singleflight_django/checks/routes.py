@@ -38,11 +38,15 @@ def _below(
     if here in above:
         return
     for each in patterns:
-        longer, more = path + str(each.pattern), _kwargs(each, kwargs)
+        own = getattr(each, "pattern", None)
+        if own is None:
+            # No route, whatever it is: urls.E004 tells.
+            continue
+        longer, more = path + str(own), _kwargs(each, kwargs)
         if isinstance(each, URLResolver):
             yield from _below(each, longer, more, (*above, here))
         else:
-            yield Route(each.callback, longer, more)
+            yield Route(getattr(each, "callback", None), longer, more)
 
 
 def _kwargs(each: Any, above: frozenset[str] | None) -> frozenset[str] | None:

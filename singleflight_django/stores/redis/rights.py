@@ -14,6 +14,7 @@ Command = tuple[str | int, ...]
 # They do without, worse: waiters look again, and nobody can list.
 DISPENSABLE = {
     "BLPOP": "who waits for a lease isn't woken, and looks again ten times a second",
+    "LPOP": "where very many wait at once, some aren't woken, and look again ten times a second",
     "SCAN": "`list` and the admin page can't show who holds what",
 }
 
@@ -40,6 +41,7 @@ def scratch_commands(base: str) -> list[Command]:
         ("RPUSH", queue, 1),
         ("LTRIM", queue, -16, -1),
         ("BLPOP", queue, "0.001"),
+        ("LPOP", queue),
         ("HSET", flight, "x", 1),
         ("HGET", flight, "x"),
         ("HMGET", flight, "x"),

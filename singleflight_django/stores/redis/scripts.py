@@ -43,7 +43,7 @@ ACQUIRE = _script("""\
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local ttl = tonumber(ARGV[2])
-local lives = ttl
+local lives, remembered = ttl, ttl * 10
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 local holders = redis.call('ZCARD', KEYS[1])
 if holders > 0 then
@@ -55,11 +55,12 @@ if holders > 0 then
     local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
     return {0, math.ceil((first[2] - now) / 1000)}
   end
-  lives = math.max(ttl, redis.call('PTTL', KEYS[1]))
+  lives = math.max(lives, redis.call('PTTL', KEYS[1]))
+  remembered = math.max(remembered, redis.call('PTTL', KEYS[2]))
 end
 local last = redis.call('GET', KEYS[2])
 local fence = last and tonumber(last) >= now and last + 1 or now
-redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ttl * 10)
+redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', remembered)
 redis.call('ZADD', KEYS[1], string.format('%.0f', now + ttl * 1000), ARGV[1])
 redis.call('PEXPIRE', KEYS[1], lives)
 return {1, fence}

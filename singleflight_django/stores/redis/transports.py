@@ -57,10 +57,10 @@ def pack(*args: str | bytes | int) -> bytes:
 def pack_call(call: Call, source: bool = False) -> bytes:
     """Write ``call`` by the script's name, or with its ``source`` for a server that forgot it."""
     script, keys, args = call
-    if not source:
-        # Once for each lease, so it is short: what has to be said, as text, in one go.
+    # A payload is bytes, and may be long. The rest is short, and is written in one go.
+    if not source and bytes not in map(type, args):
         told = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, keys + args)])
-        if told.isascii() and bytes not in map(type, args):
+        if told.isascii():
             return (script.call % (3 + len(keys) + len(args), len(keys))) + told.encode()
     head: tuple[bytes, bytes] = (b"EVAL", script.source) if source else (b"EVALSHA", script.sha)
     return pack(*head, len(keys), *keys, *args)
@@ -120,12 +120,13 @@ class ConnectionTransport:
 
         If as many callers as may do so wait there already, have a look now and then.
         """
-        if not self._watching.take_at_once():
+        permits = self._watching
+        if not permits.take_at_once():
             return self._look(watching.look, clock() + within)
         try:
             return self.ask(*watching.block, within=within)
         finally:
-            self._watching.give()
+            permits.give()
 
     def _look(self, command: tuple[str | int, ...], deadline: float) -> Any:
         for pause in pauses(LONGEST_PAUSE):
