@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any, Literal, TypeVar, cast
+from weakref import WeakSet
 
 from asgiref.sync import iscoroutinefunction
 
@@ -20,6 +21,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
 Key = str | tuple[object, ...]
+
+# Those of each SingleFlight that is in use, for ``manage.py check``.
+made: WeakSet[CallGuard] = WeakSet()
 
 # What to do about results that are not shared, by how they are sent.
 _CURES = {
@@ -97,6 +101,7 @@ class SingleFlight:
         values = codec(serializer, returns)
         cure = _CURES["model" if returns is not None else serializer]
         self._guard = CallGuard(options, values, cure)
+        made.add(self._guard)
 
     def run(self, key: Key, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
         """Return ``function(*args, **kwargs)``, or the result of the call under way for ``key``.

@@ -66,10 +66,18 @@ class Live:
         """Yield those whose shown key contains ``text``, in any order; see Store.holdings()."""
         hidden = _HIDDEN.search(text)
         # The store knows the keys as they are. What is hidden can't be found by guessing at it.
-        for holding in self._store.holdings(text[: hidden.start()] if hidden else text):
+        for row in self._read(text[: hidden.start()] if hidden else text):
+            if text in row.shown:
+                yield row
+
+    def rows_of(self, key: str) -> Iterator[Row]:
+        """Yield those of a key as it is, for whoever knows it."""
+        return (row for row in self._read(key) if row.holding.key == key)
+
+    def _read(self, text: str) -> Iterator[Row]:
+        for holding in self._store.holdings(text):
             shown = self._shown(holding.key)
-            if text in shown:
-                yield Row(holding, shown, digest("live", [holding.key, holding.token]))
+            yield Row(holding, shown, digest("live", [holding.key, holding.token]))
 
     def find(self, shown: str, mark: str) -> Row | None:
         """Return the acquisition ``mark`` of a key, or None if it has ended."""

@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from singleflight_django.digests import digest
-from singleflight_django.parts import escape
+from singleflight_django.parts import MAX_BYTES, escape
 from singleflight_django.templates import Template
 
 SECRET_SOURCES: Final = ("header", "session")
 
 _DIGITS: Final = 8
+_is_digest = re.compile(r"[0-9a-f]{40}").fullmatch
 
 
 class Redaction:
@@ -28,7 +29,7 @@ class Redaction:
         ordered = sorted(templates, key=lambda template: not _has_secrets(template))
         self._matches = [re.compile(each.expression(SECRET_SOURCES)).fullmatch for each in ordered]
         self._heads = sorted((template.head for template in ordered), key=len, reverse=True)
-        self._secret_heads = [each.head for each in reversed(ordered) if _has_secrets(each)]
+        self._secret_heads = sorted({each.head for each in ordered if _has_secrets(each)}, key=len)
 
     @classmethod
     def of(cls, templates: Iterable[Template]) -> Redaction | None:
@@ -43,16 +44,30 @@ class Redaction:
         if pieces[0]:
             # No key of this namespace: a store has been asked for something else.
             return self._hidden(text)
-        return ",".join(f"{prefix}{self._shown(piece)}" for piece in pieces[1:])
+        return ",".join(f"{prefix}{self._shown(prefix, piece)}" for piece in pieces[1:])
 
-    def _shown(self, key: str) -> str:
+    def _shown(self, prefix: str, key: str) -> str:
         # "#" comes before the identity of a flight, and before the digest of a key that was cut.
         body, mark, tail = key.partition("#")
+        if len(prefix) + len(key) == MAX_BYTES and _is_digest(tail):
+            return f"{self._shown_of_cut(body)}{mark}{tail}"
+        return f"{self._shown_whole(body)}{mark}{tail}"
+
+    def _shown_whole(self, body: str) -> str:
         for match in self._matches:
             found = match(body)
             if found:
-                return f"{_without_groups(found)}{mark}{tail}"
-        return f"{self._hidden(body)}{mark}{tail}"
+                return _without_groups(found)
+        return self._hidden(body)
+
+    def _shown_of_cut(self, body: str) -> str:
+        """Return what is left of one whose end is missing: any template may seem to explain it."""
+        for head in self._secret_heads:
+            if body.startswith(head):
+                return f"{head}{_short(body)}"
+            if head.startswith(body):
+                return body
+        return self._shown_whole(body)
 
     def _hidden(self, body: str) -> str:
         """Return what is left of a key that no template explains, as one that was cut."""

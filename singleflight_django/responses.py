@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
+from django.db.transaction import TransactionManagementError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.template import TemplateDoesNotExist
@@ -205,6 +206,9 @@ def _page(request: HttpRequest, members: dict[str, Any]) -> str | None:
     try:
         return render_to_string(TEMPLATE, members, request)
     except TemplateDoesNotExist:  # the app isn't installed, or the site has no templates at all
+        return None
+    except TransactionManagementError:
+        # It asks the database, which allows no query until the transaction's end, after a deadlock.
         return None
 
 

@@ -7,6 +7,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import django
 import pytest
@@ -17,6 +18,7 @@ from django.db import connections, transaction
 from django.db.models import QuerySet
 from django_redis.pool import ConnectionFactory
 
+from singleflight_django import functions
 from tests import servers
 from tests import settings as run
 from tests.proxy import Proxy
@@ -70,6 +72,14 @@ def _empty_store() -> None:
     with redis.Redis.from_url(run.REDIS_URL) as client:
         client.flushdb()
     caches["locmem"].clear()
+
+
+@pytest.fixture(autouse=True)
+def _only_its_own_functions() -> Iterator[None]:
+    """What a SingleFlight of another test names is nothing for this one's checks."""
+    before, functions.made = functions.made, WeakSet()
+    yield
+    functions.made = before
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from django.core.checks import run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
-from singleflight_django import checks
+from singleflight_django import SingleFlight, checks
 from singleflight_django.checks import database
 from tests.checking import deployment_messages, lock, messages, of_view
 from tests.settings import DEAD_URL, django_core, django_redis
@@ -436,6 +437,15 @@ class TestACacheThatGuardsName:
 
         assert "'locks'" in message.msg
         assert str(message.hint).startswith("Point cache= of the guards at ")
+
+    def test_so_it_is_where_a_single_flight_names_it(self) -> None:
+        answers = SingleFlight("answers", cache="locks")
+
+        assert "'locks'" in messages()["E012"].msg
+
+        del answers
+        gc.collect()
+        assert messages() == {}
 
     def test_it_is_not_where_nobody_names_it(self, settings: Any) -> None:
         assert of_view(settings, lock("<pk>")) == {}

@@ -12,7 +12,7 @@ from django.apps import apps
 from django.core.checks import run_checks
 from django.db import connections, models
 
-from singleflight_django import constraints, locks, semaphore_lock
+from singleflight_django import SingleFlight, constraints, locks, semaphore_lock
 from singleflight_django.checks import database
 from tests.checking import database_messages, messages, of_view
 from tests.library.models import Queued
@@ -209,11 +209,14 @@ class TestTables:
         assert set(database_messages(using)) == (set() if made else {"W023"})
         del view
 
-    @pytest.mark.parametrize("by", ["setting", "guard"])
+    @pytest.mark.parametrize("by", ["setting", "guard", "SingleFlight"])
     def test_leases_without_a_table(self, using: str, settings: Any, by: str) -> None:
         lease = apps.get_model("singleflight_django.Lease")
+        used: list[Any] = []
         if by == "setting":
             settings.SINGLEFLIGHT_STORE = "database"
+        elif by == "SingleFlight":
+            used.append(SingleFlight("answers", on_store_error="database"))
         else:
             of_view(settings, guarded(None, on_store_error="database"))
         assert database_messages(using) == {}

@@ -21,6 +21,7 @@ from django.views import View
 from singleflight_django import SemaphoreLockMixin, SingleFlightMixin, semaphore_lock, single_flight
 from singleflight_django.checks import database
 from singleflight_django.checks.guarded import find_guarded
+from singleflight_django.guards import Guard, Options
 from tests.checking import PK, flight, lock, messages, mixin, of_view, plain
 from tests.meeting import urls
 
@@ -189,6 +190,26 @@ class TestTheUrlconf:
 
         site = urls(lock("lesson:<url.id>"))
         vars(site)["urlpatterns"].insert(0, path("strange/", Strange()))
+        settings.ROOT_URLCONF = site
+
+        assert set(messages()) == {"E030"}
+
+    def test_what_is_no_route_at_all_is_passed_over(self, settings: Any) -> None:
+        """urls.E004 tells of it, if the checks get that far."""
+        site = urls(lock("lesson:<url.id>"))
+        vars(site)["urlpatterns"].insert(0, ("order/", plain))
+        vars(site)["urlpatterns"].insert(0, "order/")
+        settings.ROOT_URLCONF = site
+
+        assert set(messages()) == {"E030"}
+
+    def test_a_guard_that_knows_no_methods_is_passed_over(self, settings: Any) -> None:
+        def strange(request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+        vars(strange)["singleflight_guards"] = (Guard(Options()),)
+        site = urls(lock("lesson:<url.id>"))
+        vars(site)["urlpatterns"].insert(0, path("strange/", strange))
         settings.ROOT_URLCONF = site
 
         assert set(messages()) == {"E030"}

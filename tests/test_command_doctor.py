@@ -23,7 +23,7 @@ from singleflight_django.stores.base import Conflict, Joining, Led, Publishing
 from singleflight_django.stores.cache import CacheStore
 from singleflight_django.stores.redis import scripts
 from singleflight_django.stores.redis.rights import DISPENSABLE, scratch_commands
-from singleflight_django.stores.redis.store import Link, RedisStore
+from singleflight_django.stores.redis.store import Link, RedisStore, store_on
 from tests import clusters
 from tests.conftest import OneDatabase
 from tests.proxy import Proxy
@@ -425,6 +425,9 @@ def test_every_command_of_every_script_is_tried() -> None:
     everything = vars(scripts).values()
     sources = [each.source.decode() for each in everything if isinstance(each, scripts.Script)]
     used = set(re.findall(r"redis\.p?call\('(\w+)'", " ".join(sources)))
+    store = store_on("default", "x")
+    for watching in (store._free("k", 1.0), store._news("k", 1, "0", 1.0)):
+        used |= {str(watching.block[0]), str(watching.look[0])}
     tried = {str(command[0]) for command in scratch_commands("x:")} | {"DEL"}
     assert used <= tried
 

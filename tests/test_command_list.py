@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
 
+from singleflight_django import semaphore_lock
 from singleflight_django.management.singleflight.list import HEADS, PAGE
 from singleflight_django.stores.base import Joining, Led, Store
 from singleflight_django.stores.database.store import DatabaseStore
 from singleflight_django.stores.listing import seconds_text
 from singleflight_django.stores.registry import get_store
+from tests.meeting import urls
 from tests.servers import Valkey
 from tests.test_stores_listing import plant
 
@@ -94,6 +97,45 @@ def test_json_is_one_document_with_the_documented_fields(busy: Store) -> None:
     assert (lease["followers"], lease["flight"]) == (None, 0)
     assert 0 <= lease["age"] < 30 < lease["remaining"] <= LONG
     assert json.loads(listed("--json", "nothing has this")) == {"holdings": []}
+
+
+@pytest.fixture
+def secret(settings: Any) -> str:
+    """A lease whose key has what a header says; the key as it is."""
+
+    @semaphore_lock("pay:<header.Idempotency-Key>")
+    def pay(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    settings.ROOT_URLCONF = urls(pay, "")
+    get_store().acquire("semaphore_lock:pay:s3cret", "t1@web-1:11", LONG, 1, 0.0)
+    return "semaphore_lock:pay:s3cret"
+
+
+def test_what_a_header_says_is_shown_as_a_digest(secret: str, busy: Store) -> None:
+    table, document = listed(), listed("--json")
+
+    assert "s3cret" not in table + document
+    assert re.search(r"^semaphore_lock:pay:<[0-9a-f]{8}> ", table, re.M)
+    (shown,) = (each["key"] for each in json.loads(document)["holdings"] if "pay" in each["key"])
+    # It finds what it shows, and nothing by what it hides.
+    assert listed(shown).endswith("1 held.\n")
+    assert listed("s3cret") == "Nothing is held.\n"
+    assert "semaphore_lock:import:7 " in table
+
+
+def test_what_a_header_says_is_shown_on_request(secret: str) -> None:
+    assert f"{secret} " in listed("--show-secrets")
+    assert listed("--show-secrets", "s3cret").endswith("1 held.\n")
+    (each,) = json.loads(listed("--show-secrets", "--json"))["holdings"]
+    assert each["key"] == secret
+
+
+def test_watch_shows_digests_too(secret: str) -> None:
+    screen = Screen()
+    call_command("singleflight", "list", "--watch", "0.1", stdout=screen, no_color=True)
+    assert "semaphore_lock:pay:<" in screen.getvalue()
+    assert "s3cret" not in screen.getvalue()
 
 
 def test_many_are_written_page_by_page(redis_server: Valkey, cache_at: CacheAt) -> None:

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
 
+from singleflight_django import redaction, semaphore_lock
+from singleflight_django.live import ShownKeys
 from singleflight_django.stores.base import Conflict, Grant, Joining, Landing, Led, Status, Store
 from singleflight_django.stores.database.store import DatabaseStore
 from singleflight_django.stores.registry import get_store
+from tests.meeting import urls
 
 LONG = 60.0
 KEY = "semaphore_lock:import:7"
@@ -36,8 +40,9 @@ def store() -> Store:
 def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``answer("y")`` is what somebody types, ``answer(EOFError())`` that nobody is there."""
 
-    def set_answer(given: Any) -> None:
+    def set_answer(given: Any, asked: list[str] | None = None) -> None:
         def typed(prompt: str) -> str:
+            (asked if asked is not None else []).append(prompt)
             assert prompt.startswith("Release ")
             if isinstance(given, BaseException):
                 raise given
@@ -122,6 +127,68 @@ def test_of_a_semaphore_all_go_or_one(store: Store) -> None:
         release("semaphore_lock:pool", "--yes", "--holder", "web:2")
     assert release("semaphore_lock:pool", "--yes").count("Released") == 2
     assert list(store.holdings("pool")) == []
+
+
+def test_a_process_that_has_several_places_loses_them_all_and_that_is_said(
+    answer: Callable[..., None],
+) -> None:
+    store = get_store()
+    for token in ("p1@web:1", "p2@web:1", "p3@web:2"):
+        store.acquire("semaphore_lock:pool", token, LONG, 3, 0.0)
+    asked: list[str] = []
+    answer("n", asked)
+    with pytest.raises(CommandError, match="Nothing was released"):
+        release("semaphore_lock:pool", "--holder", "web:1")
+    assert asked == ["Release all 2 places of web:1? [y/N] "]
+
+    text = release("semaphore_lock:pool", "--holder", "web:1", "--yes")
+
+    assert "These are all 2 places of web:1." in text
+    assert text.count("Released") == 2
+    assert [each.token for each in store.holdings("pool")] == ["p3@web:2"]
+
+
+@pytest.fixture
+def payments(settings: Any) -> Store:
+    """Two leases whose keys have what a header says."""
+
+    @semaphore_lock("pay:<header.Idempotency-Key>")
+    def pay(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    settings.ROOT_URLCONF = urls(pay, "")
+    store = get_store()
+    for value in ("s3cret", "other"):
+        store.acquire(f"semaphore_lock:pay:{value}", f"{value}@web-1:11", LONG, 1, 0.0)
+    return store
+
+
+@pytest.mark.parametrize("form", ["raw", "shown"])
+def test_a_key_is_taken_as_it_is_or_as_it_is_shown(payments: Store, form: str) -> None:
+    raw = "semaphore_lock:pay:s3cret"
+    shown = ShownKeys()(raw)
+
+    text = release(raw if form == "raw" else shown, "--yes")
+
+    assert f"{shown} is held by web-1:11" in text
+    assert "s3cret" not in text
+    assert [each.key for each in payments.holdings()] == ["semaphore_lock:pay:other"]
+
+
+def test_what_may_have_been_meant_is_named_without_secrets(payments: Store) -> None:
+    with pytest.raises(CommandError, match="Did you mean 'semaphore_lock:pay:<") as caught:
+        release("lock:pay:", "--yes")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_two_keys_that_are_shown_alike_are_not_taken_for_one(
+    payments: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if both secrets had the same digest of 32 bits.
+    monkeypatch.setattr(redaction, "digest", lambda purpose, parts: "0123456789")
+    with pytest.raises(CommandError, match="how several keys are shown"):
+        release("semaphore_lock:pay:<01234567>", "--yes")
+    assert len(list(payments.holdings())) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -729,6 +730,99 @@ def test_a_writer_that_never_ends_is_no_500(using: str, settings: Any) -> None:
         other.step(lambda: transaction.rollback(using=using))
     assert response.status_code == 503
     assert Owner.objects.count() == 0
+
+
+QUERYING = "{% load books %}"
+
+
+def querying_page(settings: Any, using: str) -> None:
+    """The site's own problem page shows how many owners there are, as its context processor tells."""
+    settings.TEMPLATES = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "OPTIONS": {
+                "loaders": [
+                    (
+                        "django.template.loaders.locmem.Loader",
+                        {"singleflight_django/problem.html": "{{ status }}, {{ owners }} owners"},
+                    )
+                ],
+                "context_processors": [f"{__name__}.owners"],
+            },
+        }
+    ]
+
+
+def owners(request: HttpRequest) -> dict[str, int]:
+    return {"owners": Owner.objects.count()}
+
+
+def in_the_way(using: str) -> OperationalError:
+    """As the driver raises it when somebody else is writing."""
+    cause = sqlite3.OperationalError("database is locked")
+    cause.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    error = OperationalError("database is locked")
+    error.__cause__ = cause
+    return error
+
+
+def beneath(view: Callable[[HttpRequest], HttpResponse]) -> Any:
+    """The view as a guarded handler: Django's transaction is around the guard."""
+
+    class Create(View):
+        @semaphore_lock("book", unique=UNIQUE)
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return view(request)
+
+    return Create.as_view()
+
+
+@pytest.mark.parametrize("using", ["sqlite"], indirect=True)
+class TestAPageThatQueries:
+    """A browser's 503 is rendered before the rollback, after which no query is allowed."""
+
+    @pytest.mark.parametrize("atomic", [False, True])
+    def test_is_the_answer_to_contention(self, using: str, settings: Any, atomic: bool) -> None:
+        def view(request: HttpRequest) -> HttpResponse:
+            Owner.objects.create(name="undone")
+            raise in_the_way(using)
+
+        querying_page(settings, using)
+        settings.ROOT_URLCONF = urls(beneath(view), "")
+        with atomic_requests(using) if atomic else nullcontext():
+            response = Client().post("/", headers={"accept": "text/html"})
+
+        assert response.status_code == 503
+        assert response.content == b"503, 0 owners"
+        assert Owner.objects.count() == 0
+
+    async def test_so_it_is_in_an_async_view(self, using: str, settings: Any) -> None:
+        async def view(request: HttpRequest) -> HttpResponse:
+            raise in_the_way(using)
+
+        querying_page(settings, using)
+        settings.ROOT_URLCONF = urls(locked(view), "")
+        response = await AsyncClient().post("/", headers={"accept": "text/html"})
+
+        assert response.status_code == 503
+        assert response.content == b"503, 0 owners"
+
+    def test_is_left_out_where_no_query_is_allowed_any_more(
+        self, using: str, settings: Any
+    ) -> None:
+        """As on MySQL, where a deadlock ends the whole transaction, and its savepoints."""
+
+        def view(request: HttpRequest) -> HttpResponse:
+            connections[using].savepoint_commit(connections[using].savepoint_ids[-1])
+            raise in_the_way(using)
+
+        querying_page(settings, using)
+        settings.ROOT_URLCONF = urls(beneath(view), "")
+        with atomic_requests(using):
+            response = Client().post("/", headers={"accept": "text/html"})
+
+        assert response.status_code == 503
+        assert response.json()["type"] == "urn:singleflight-django:contention"
 
 
 class TestMisuse:

@@ -104,6 +104,36 @@ def test_of_a_key_that_was_cut_the_literal_head_stays(template: str, identity: s
     assert re.fullmatch(f"n:pay:(7:)?{D}#[0-9a-f]{{40}}", shown(text, template))
 
 
+@pytest.mark.parametrize(
+    ("templates", "values", "expected"),
+    [
+        (["pay:<header.A>:<url.pk>", "pay:<ref>"], ["s3cret" * 50, "7"], f"n:pay:{D}"),
+        (["pay:<ref>", "pay:<header.A>:<url.pk>"], ["7" * 300], f"n:pay:{D}"),
+        (["pay:<header.A>", "pay:s3cret<ref>"], ["s3cret" * 50], f"n:pay:{D}"),
+        (["pay:<header.A>", "<url.pk>:<session>"], ["s3cret" * 50], f"n:{D}"),
+        ([f"{'long' * 50}:<header.A>"], ["s3cret"], f"n:{('long' * 50)[:157]}"),
+        (["order:<ref>", "pay:<header.A>"], ["7" * 300], f"n:order:{'7' * 151}"),
+    ],
+)
+def test_of_a_key_that_was_cut_no_template_explains_the_rest(
+    templates: list[str], values: list[str], expected: str
+) -> None:
+    """The end is missing that would tell which of them made it."""
+    for order in itertools.permutations(templates):
+        text = shown(rendered(templates[0], *values), *order)
+
+        assert re.fullmatch(f"{expected}#[0-9a-f]{{40}}", text)
+
+
+def test_of_a_flights_key_that_was_cut_in_its_identity_the_rest_is_whole() -> None:
+    key = parse("pay:<url.pk>:<header.A>").render(["7", "s3cret"])
+    text = qualify("n", f"{key}#{'0123456789' * 20}")
+
+    assert re.fullmatch(
+        f"n:pay:7:{D}#[0-9]+#[0-9a-f]{{40}}", shown(text, "pay:<url.pk>:<header.A>")
+    )
+
+
 def test_several_keys_are_each_shown() -> None:
     text = shown("n:order:7,a,n:pay:s3cret", "order:<url.pk>,a", "pay:<header.A>")
 

@@ -343,6 +343,14 @@ class TestInsideAnOpenTransaction:
         with semaphore_lock("order:7", wait=5):
             pass
 
+    def test_not_where_no_store_knows_of_it(self, journalled: list[str], settings: Any) -> None:
+        settings.SINGLEFLIGHT_ENABLED = False
+        with transaction.atomic():
+            with semaphore_lock("order:7") as lease:
+                pass
+            assert not lease.held
+            assert connection.run_on_commit == []
+
     def test_not_with_the_rollback_of_a_savepoint(self, journalled: list[str]) -> None:
         with transaction.atomic():
             with pytest.raises(LookupError), transaction.atomic():

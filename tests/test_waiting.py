@@ -57,6 +57,18 @@ def test_the_clock_goes_on_where_a_test_suite_freezes_time() -> None:
         assert time.monotonic() == frozen
 
 
+def test_the_clock_goes_on_where_the_system_has_no_clock_gettime() -> None:
+    script = (
+        "import time; del time.clock_gettime\n"
+        "from freezegun import freeze_time\n"
+        "from singleflight_django.waiting import clock\n"
+        "with freeze_time('2030-01-01'):\n"
+        "    before = clock()\n"
+        "    while clock() == before: pass\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE * 3)
+
+
 def test_a_deadline_ends_by_the_clock() -> None:
     deadline = Deadline(0.01)
     while deadline.left():

@@ -23,7 +23,7 @@ from singleflight_django.checks import (
 )
 from singleflight_django.checks.base import setting
 from singleflight_django.checks.caches import Cache, aliases_in_use, described
-from singleflight_django.checks.guarded import Guarded, find_guarded
+from singleflight_django.checks.guarded import Guarded, find_guarded, guards_in_use
 
 logger = logging.getLogger("singleflight_django")
 
@@ -101,7 +101,7 @@ def _off() -> bool:
 
 
 def _aliases(seen: Iterable[Guarded]) -> list[str]:
-    return aliases_in_use(each.guard.options.cache for each in seen)
+    return aliases_in_use(guard.options.cache for guard in guards_in_use(seen))
 
 
 def _of_caches(

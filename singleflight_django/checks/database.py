@@ -13,7 +13,7 @@ from django.db import DatabaseError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from singleflight_django.checks.base import message, setting
-from singleflight_django.checks.guarded import find_guarded
+from singleflight_django.checks.guarded import find_guarded, guards_in_use
 from singleflight_django.uniques import Constraint, Unique, declared
 
 logger = logging.getLogger("singleflight_django")
@@ -123,7 +123,7 @@ def _missing_tables(alias: str, tables: set[str]) -> Iterator[CheckMessage]:
 def _keeps_leases() -> bool:
     """Whether the database store is in use, be it only while another is away."""
     return setting("SINGLEFLIGHT_STORE") == "database" or any(
-        each.guard.options.on_store_error == "database" for each in find_guarded()
+        guard.options.on_store_error == "database" for guard in guards_in_use(find_guarded())
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from singleflight_django import functions
 from singleflight_django.checks.routes import Route, routes
 from singleflight_django.guards import Guard
 from singleflight_django.placement import view_name
@@ -52,6 +53,15 @@ def find_guarded() -> list[Guarded]:
         except Exception:
             logger.debug("The checks don't understand %r.", route.path, exc_info=True)
     return found
+
+
+def guards_in_use(seen: Iterable[Guarded]) -> list[Guard]:
+    """Return those that were found, and that of each SingleFlight. A ``with`` can't be found."""
+    return [*(each.guard for each in seen), *sorted(functions.made, key=_namespace)]
+
+
+def _namespace(guard: Guard) -> str:
+    return guard.namespace
 
 
 def _on(route: Route) -> Iterator[Guarded]:

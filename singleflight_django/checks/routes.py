@@ -40,7 +40,7 @@ def _below(
     for each in patterns:
         own = getattr(each, "pattern", None)
         if own is None:
-            # No route, whatever it is: urls.E004 tells.
+            # No route, whatever it is: Django's own check of URLs tells.
             continue
         longer, more = path + str(own), _kwargs(each, kwargs)
         if isinstance(each, URLResolver):

@@ -33,14 +33,29 @@ from singleflight_django.stores.outages import Breaker, Places, Steps, ask, ask_
 class FailoverStore(Store):
     """``first``, and ``second`` while that is away. A lease stays where it was taken."""
 
-    def __init__(self, first: Store, second: Store) -> None:
+    # What the first raises where it is of no use for now.
+    away: type[StoreUnavailableError] = StoreUnavailableError
+
+    def __init__(self, first: Store, second: Store, breaker: Breaker | None = None) -> None:
         self._first, self._second = first, second
-        self._breaker = Breaker()
+        self._breaker = breaker or Breaker()
         # What was taken in the second store.
         self._moved = Places()
-        self.compares_and_sets = first.compares_and_sets and second.compares_and_sets
-        self.fences = first.fences and second.fences
-        self.can_list = first.can_list and second.can_list
+
+    @property
+    def compares_and_sets(self) -> bool:  # type: ignore[override]
+        """See Store.compares_and_sets."""
+        return self._first.compares_and_sets and self._second.compares_and_sets
+
+    @property
+    def fences(self) -> bool:  # type: ignore[override]
+        """See Store.fences."""
+        return self._first.fences and self._second.fences
+
+    @property
+    def can_list(self) -> bool:  # type: ignore[override]
+        """See Store.can_list."""
+        return self._first.can_list and self._second.can_list
 
     @property
     def longest_block(self) -> float:  # type: ignore[override]
@@ -165,7 +180,7 @@ class FailoverStore(Store):
         if self._breaker.lets_through():
             try:
                 answer = yield self._first, verb, args
-            except StoreUnavailableError as error:
+            except self.away as error:
                 self._breaker.trip(error)
             else:
                 self._breaker.mend()
@@ -182,7 +197,7 @@ class FailoverStore(Store):
             return (yield self._second, verb, args)
         try:
             return (yield self._first, verb, args)
-        except StoreUnavailableError as error:
+        except self.away as error:
             self._breaker.trip(error)
             return at_once
 
@@ -198,7 +213,7 @@ class FailoverStore(Store):
             # It may have carried out what it did not answer.
             try:
                 yield self._first, "release", (key, token)
-            except StoreUnavailableError as error:
+            except self.away as error:
                 self._breaker.trip(error)
         return released
 

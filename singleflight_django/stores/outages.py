@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from singleflight_django.exceptions import StoreUnavailableError
@@ -17,16 +17,25 @@ Steps = Generator[tuple[Store, str, tuple[Any, ...]], Any, Any]
 
 # For how many seconds a store that did not answer is left alone. Then one caller tries it again.
 REST = 5.0
+_GONE = "The store is away, leases go to the database"
+_BACK = "The store answers again, leases no longer go to the database."
 # How many leases are remembered before those that nobody gave back are sorted out.
 MANY = 1000
 
 
 class Breaker:
-    """Whether a store is worth asking: not every caller is to wait for its timeout."""
+    """Whether a store is worth asking: not every caller is to wait for its timeout.
 
-    def __init__(self) -> None:
-        self._away = False
+    ``gone``, ``back``: what the log is told. ``rest``: as REST.
+    """
+
+    def __init__(
+        self, gone: str = _GONE, back: str = _BACK, rest: Callable[[], float] = lambda: REST
+    ) -> None:
+        self._gone, self._back, self._rest = gone, back, rest
         self._again_at = 0.0
+        # Has one element while the store is away. No lock: a fork may come at any time.
+        self._away: dict[str, object] = {}
 
     @property
     def is_closed(self) -> bool:
@@ -41,22 +50,22 @@ class Breaker:
         if now < self._again_at:
             return False
         # What this one finds out the others need not wait for.
-        self._again_at = now + REST
+        self._again_at = now + self._rest()
         return True
 
     def trip(self, error: StoreUnavailableError) -> None:
         """Note that it did not answer."""
-        if not self._away:
+        self._again_at, mine = clock() + self._rest(), object()
+        # One of those that find out together tells.
+        if self._away.setdefault("away", mine) is mine:
             # A cache that complains of a key quotes it, and that may hold a secret of a header.
             why = str(error).replace(error.key, "(key)") if error.key else str(error)
-            logger.warning("The store is away, leases go to the database: %s", why)
-        self._away, self._again_at = True, clock() + REST
+            logger.warning("%s: %s", self._gone, why)
 
     def mend(self) -> None:
         """Note that it answered."""
-        if self._away:
-            logger.warning("The store answers again, leases no longer go to the database.")
-        self._away = False
+        if self._away.pop("away", None):
+            logger.warning("%s", self._back)
 
 
 class Places:

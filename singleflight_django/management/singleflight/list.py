@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from threading import Event
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from singleflight_django.exceptions import StoreUnavailableError
+from singleflight_django.live import Live
 from singleflight_django.management.singleflight.base import (
     Subcommand,
     add_store_arguments,
@@ -52,6 +54,11 @@ class List(Subcommand):
             metavar="SECONDS",
             help="Draw it again every so many seconds (default: 2), until Ctrl-C.",
         )
+        parser.add_argument(
+            "--show-secrets",
+            action="store_true",
+            help="Show keys as they are, also what a header or the session says in them.",
+        )
         add_store_arguments(parser)
 
     def handle(
@@ -60,25 +67,25 @@ class List(Subcommand):
         contains: str,
         json: bool,
         watch: float | None,
+        show_secrets: bool,
         cache: str | None,
         database: bool,
         **options: Any,
     ) -> None:
         """List."""
-        store = store_of(cache, database)
+        read = partial(_reader(store_of(cache, database), show_secrets), contains)
         if watch is not None:
             if json:
                 raise CommandError("--json is one document, and --watch would write many.")
-            self._watch(store, contains, watch)
+            self._watch(read, watch)
             return
         with told_by_store():
-            holdings = store.holdings(contains)
             if json:
-                self._write_json(holdings)
+                self._write_json(read())
             else:
-                self._write_table(holdings)
+                self._write_table(read())
 
-    def _watch(self, store: Store, contains: str, seconds: float) -> None:
+    def _watch(self, read: Callable[[], Iterable[Holding]], seconds: float) -> None:
         never = Event()
         try:
             while True:
@@ -87,7 +94,7 @@ class List(Subcommand):
                 self.stdout.write(f"{datetime.now():%H:%M:%S}")
                 try:
                     with told_by_store():
-                        self._write_table(store.holdings(contains))
+                        self._write_table(read())
                 except CommandError as error:
                     if not isinstance(error.__cause__, StoreUnavailableError):
                         raise
@@ -116,6 +123,14 @@ class List(Subcommand):
             self.stdout.write("\n".join(_aligned(line, widths) for line in lines))
             number += len(rows)
         self.stdout.write(f"{number} held." if number else "Nothing is held.")
+
+
+def _reader(store: Store, show_secrets: bool) -> Callable[[str], Iterator[Holding]]:
+    """Return what yields the holdings whose key, as it is to be shown, contains a text."""
+    if show_secrets:
+        return store.holdings
+    live = Live(store)
+    return lambda contains: (row.holding._replace(key=row.shown) for row in live.rows(contains))
 
 
 def as_dict(holding: Holding) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from singleflight_django.live import Live, Row
 from singleflight_django.management.singleflight.base import (
     Subcommand,
     add_store_arguments,
@@ -34,10 +35,14 @@ class Release(Subcommand):
     @classmethod
     def add_arguments(cls, parser: ArgumentParser) -> None:
         """See Subcommand.add_arguments()."""
-        parser.add_argument("key", help="As `list` shows it, namespace included.")
+        parser.add_argument(
+            "key", help="As `list` shows it, with or without --show-secrets; namespace included."
+        )
         parser.add_argument("--yes", action="store_true", help="Don't ask.")
         parser.add_argument(
-            "--holder", metavar="HOST:PID", help="Of a semaphore's holders, only this one."
+            "--holder",
+            metavar="HOST:PID",
+            help="Of a semaphore's holders, only this process: all the places that it has.",
         )
         add_store_arguments(parser)
 
@@ -54,13 +59,15 @@ class Release(Subcommand):
         """Release."""
         store = store_of(cache, database)
         with told_by_store():
-            found = _held(store, key, holder)
-            for holding in found:
-                self.stdout.write(f"{holding.key} is held by {whose(holding)}.")
-            if not yes and not _confirmed(found):
+            found = _held(Live(store), key, holder)
+            for row in found:
+                self.stdout.write(f"{row.shown} is held by {whose(row.holding)}.")
+            if holder and len(found) > 1:
+                self.stdout.write(f"These are all {len(found)} places of {holder}.")
+            if not yes and not _confirmed(found, holder):
                 raise CommandError("Nothing was released.")
-            for holding in found:
-                self._release(store, holding)
+            for row in found:
+                self._release(store, row.holding)
 
     def _release(self, store: Store, holding: Holding) -> None:
         done = store.evict(holding)
@@ -68,31 +75,41 @@ class Release(Subcommand):
         self.stdout.write(self.style.SUCCESS(said) if done else said)
 
 
-def _held(store: Store, key: str, holder: str | None) -> list[Holding]:
+def _held(live: Live, key: str, holder: str | None) -> list[Row]:
     """Return who holds ``key``; CommandError, with what may have been meant, if nobody does."""
-    by_token = {each.token: each for each in store.holdings(key) if each.key == key}
-    found = [each for each in by_token.values() if holder in (None, each.holder)]
+    by_token = {row.holding.token: row for row in _rows(live, key)}
+    found = [row for row in by_token.values() if holder in (None, row.holding.holder)]
     if found:
         return found
     if by_token:
-        holders = ", ".join(sorted(each.holder or "?" for each in by_token.values()))
+        holders = ", ".join(sorted(row.holding.holder or "?" for row in by_token.values()))
         raise CommandError(f"{key!r} is not held by {holder!r}, but by {holders}.")
-    near = _near(store, key)
+    near = _near(live, key)
     hint = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
     raise CommandError(f"Nobody holds {key!r}.{hint}")
 
 
-def _near(store: Store, key: str) -> list[str]:
+def _rows(live: Live, key: str) -> list[Row]:
+    """Return the rows of a key, as it is or as it is shown."""
+    rows = [row for row in live.rows(key) if row.shown == key]
+    if len({row.holding.key for row in rows}) > 1:
+        raise CommandError(f"{key!r} is how several keys are shown: take it from --show-secrets.")
+    return rows or list(live.rows_of(key))
+
+
+def _near(live: Live, key: str) -> list[str]:
     # Most often it is the namespace that was left out.
-    longer = sorted({each.key for each in islice(store.holdings(key), LOOKED_AT)})
+    longer = sorted({row.shown for row in islice(live.rows(key), LOOKED_AT)})
     if longer:
         return longer[:3]
-    known = {each.key for each in islice(store.holdings(), LOOKED_AT)}
+    known = {row.shown for row in islice(live.rows(), LOOKED_AT)}
     return get_close_matches(key, known, 3, 0.6)
 
 
-def _confirmed(found: list[Holding]) -> bool:
+def _confirmed(found: list[Row], holder: str | None) -> bool:
     what = "it" if len(found) == 1 else f"all {len(found)}"
+    if len(found) > 1 and holder:
+        what += f" places of {holder}"
     try:
         return input(f"Release {what}? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:

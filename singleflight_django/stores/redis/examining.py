@@ -115,7 +115,7 @@ def _cluster(facts: Facts, server: Server) -> Iterator[Finding]:
         return
     cluster = facts.cluster()
     if not hasattr(server.client, "get_primaries"):
-        cure = "Give the alias a client for clusters (see docs/operations.md), or use a single server."
+        cure = "Give the alias a client for clusters (docs/operations.md), or use a single server."
         text = "It is a node of a cluster, and the cache's client knows of this node only."
         yield Finding("cluster", Level.ERROR, text, cure)
     if not _covers(cluster):

@@ -1,83 +1,96 @@
-"""What a Redis store does where the access rules, or a proxy, forbid scripts: it is a cache, too."""
+"""What a Redis store does where the access rules, or a proxy, forbid scripts: it is a cache, too.
+
+For a while only: rules are corrected, and processes of which some use scripts and others don't keep
+nobody apart. What may overlap until each has found out is told in ``failover``.
+"""
 
 from __future__ import annotations
 
-import logging
-import threading
-from functools import wraps
-from typing import Any
+from collections.abc import Iterator
 
 from singleflight_django.stores.base import Store
 from singleflight_django.stores.cache import CacheStore
-from singleflight_django.stores.redis.store import Link, RedisStore, ScriptsForbiddenError
+from singleflight_django.stores.failover import FailoverStore
+from singleflight_django.stores.findings import Finding
+from singleflight_django.stores.listing import Holding
+from singleflight_django.stores.outages import Breaker, Steps, ask, ask_async
+from singleflight_django.stores.redis.store import ScriptsForbiddenError, store_on
 
-logger = logging.getLogger("singleflight_django")
-
-# All that makes a store what it is: its steps, their a-twins, and its capabilities.
-_STORE = tuple(name for name in vars(Store) if not name.startswith("_"))
-
-
-def _either(step: str) -> Any:
-    """Return a step that begins something: by scripts, or on the cache if they are refused."""
-    by_scripts = getattr(RedisStore, step)
-
-    @wraps(by_scripts)
-    def either(self: RedisOrCacheStore, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return by_scripts(self, *args, **kwargs)
-        except ScriptsForbiddenError as error:
-            return getattr(self.fall_back(error), step)(*args, **kwargs)
-
-    return either
+# For how many seconds scripts are left alone once they were refused. Then one caller tries again.
+REST = 30.0
 
 
-def _aeither(step: str) -> Any:
-    """See _either()."""
-    by_scripts = getattr(RedisStore, step)
+class RedisOrCacheStore(FailoverStore):
+    """Leases and flights by scripts; while they are refused, by ``cache.add`` on the same alias."""
 
-    @wraps(by_scripts)
-    async def either(self: RedisOrCacheStore, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return await by_scripts(self, *args, **kwargs)
-        except ScriptsForbiddenError as error:
-            return await getattr(self.fall_back(error), step)(*args, **kwargs)
-
-    return either
-
-
-class RedisOrCacheStore(RedisStore):
-    """Leases and flights by scripts; from the first refusal on, by ``cache.add`` on the same alias.
-
-    Only a step that begins something falls back: what was begun by scripts can't be ended without.
-    """
-
-    acquire, aacquire = _either("acquire"), _aeither("aacquire")
-    join, ajoin = _either("join"), _aeither("ajoin")
-    forget, aforget = _either("forget"), _aeither("aforget")
+    away = ScriptsForbiddenError
 
     def __init__(self, alias: str, prefix: str) -> None:
-        super().__init__(Link(alias), prefix)
-        self._alias = alias
-        self._instead: CacheStore | None = None
-        self._falling = threading.Lock()
+        breaker = Breaker(_gone(alias), _back(alias), lambda: REST)
+        super().__init__(store_on(alias, prefix), CacheStore(alias), breaker)
 
-    def fall_back(self, error: ScriptsForbiddenError) -> CacheStore:
-        """Be a ``CacheStore`` from now on, and say so once."""
-        with self._falling:
-            if self._instead is None:
-                self._instead = instead = CacheStore(self._alias)
-                # Found before the methods of the class: nothing is left that asks for a script.
-                vars(self).update({name: getattr(instead, name) for name in _STORE})
-                _warn(self._alias, error)
-            return self._instead
+    @property
+    def compares_and_sets(self) -> bool:  # type: ignore[override]
+        """See Store.compares_and_sets."""
+        return self._present.compares_and_sets
+
+    @property
+    def fences(self) -> bool:  # type: ignore[override]
+        """See Store.fences."""
+        return self._present.fences
+
+    @property
+    def can_list(self) -> bool:  # type: ignore[override]
+        """See Store.can_list."""
+        return self._present.can_list
+
+    def forget(self, key: str) -> None:
+        """See Store.forget()."""
+        ask(self._forget(key))
+
+    async def aforget(self, key: str) -> None:
+        """See forget()."""
+        await ask_async(self._forget(key))
+
+    def holdings(self, contains: str = "") -> Iterator[Holding]:
+        """See Store.holdings()."""
+        return self._present.holdings(contains)
+
+    def evict(self, holding: Holding) -> bool:
+        """See Store.evict()."""
+        return Store.evict(self, holding)
+
+    def examine(self, ttl: float) -> Iterator[Finding]:
+        """See Store.examine(). It tells what the rules forbid."""
+        return self._first.examine(ttl)
+
+    @property
+    def _present(self) -> Store:
+        return self._first if self._breaker.is_closed else self._second
+
+    def _forget(self, key: str) -> Steps:
+        if self._breaker.lets_through():
+            try:
+                yield self._first, "forget", (key,)
+            except ScriptsForbiddenError as error:
+                self._breaker.trip(error)
+            else:
+                self._breaker.mend()
+                return
+        yield self._second, "forget", (key,)
 
 
-def _warn(alias: str, error: ScriptsForbiddenError) -> None:
-    logger.warning(
-        "The server of the cache %r does not let us run scripts, so leases and flights are kept "
-        "through cache.add: released in two steps, without fencing tokens, and waiters look again "
-        "by themselves. Allow EVAL and EVALSHA, or choose this with "
-        'SINGLEFLIGHT_STORE = "cache". (%s)',
-        alias,
-        error,
+def _gone(alias: str) -> str:
+    return (
+        f"The server of the cache {alias!r} does not let us run scripts, so leases and flights are "
+        "kept through cache.add: released in two steps, without fencing tokens, and waiters look "
+        f"again by themselves. Scripts are tried again every {REST:g} s. Allow EVAL and EVALSHA, or "
+        'choose this with SINGLEFLIGHT_STORE = "cache". What it said'
+    )
+
+
+def _back(alias: str) -> str:
+    return (
+        f"The server of the cache {alias!r} lets us run scripts again: leases and flights are kept "
+        "by them."
     )
