@@ -1022,6 +1022,7 @@ class TestDisconnects:
         await asyncio.wait_for(gate.entered.wait(), PATIENCE)
         with listening("flight_failed") as told:
             work.close()
+            until(lambda: told, "the keeper to tell of it")
         assert [facts.reason for _, facts in told] == ["abandoned"]
         task.cancel()
         with pytest.raises(RuntimeError, match="already awaited"):
