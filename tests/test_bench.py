@@ -33,6 +33,7 @@ def told() -> dict:
     return bench("--turns", "1", "--callers", "4", "--peer", NAIVE)
 
 
+@pytest.mark.soak
 def test_every_measurement_has_us_and_what_we_are_measured_by(told: dict) -> None:
     for name in ("cycle", "conflict"):
         assert set(told[name]) == {OURS, FLOOR, NAIVE}
@@ -41,6 +42,7 @@ def test_every_measurement_has_us_and_what_we_are_measured_by(told: dict) -> Non
     assert set(told["bursts"]["4"]) == {OURS, NAIVE}
 
 
+@pytest.mark.soak
 def test_a_cycle_is_two_round_trips_and_a_conflict_is_one(told: dict) -> None:
     """Counted by the server itself."""
     assert told["cycle"][OURS]["requests"] == pytest.approx(2, abs=0.05)
@@ -49,6 +51,7 @@ def test_a_cycle_is_two_round_trips_and_a_conflict_is_one(told: dict) -> None:
     assert told["view"]["no guard"]["requests"] == 0
 
 
+@pytest.mark.soak
 def test_a_burst_is_executed_once_and_everyone_has_the_answer(told: dict) -> None:
     burst = told["bursts"]["4"][OURS]
     assert burst["executions"] == 1
@@ -56,6 +59,7 @@ def test_a_burst_is_executed_once_and_everyone_has_the_answer(told: dict) -> Non
     assert burst["errors"] == []
 
 
+@pytest.mark.soak
 def test_tables_are_for_people(told: dict) -> None:
     text = tables(told)
     assert "A lock, taken and given back" in text

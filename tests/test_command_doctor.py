@@ -486,9 +486,14 @@ class Failing(OnRedis):
         (Refusing, "Alone: nobody held the key, and it was refused"),
         (Keeping, "Alone: it was given back, and is still held"),
         (Coarse, "Different keys: with 4 keys only 1 of 4"),
-        (Immortal, "Crash: its holder was killed, and 5 s later"),
+        pytest.param(
+            *(Immortal, "Crash: its holder was killed, and 5 s later"), marks=pytest.mark.soak
+        ),
         (Leaderly, "Flight: of 4 processes at once 4 led"),
-        (Garbling, "Flight: not all followers got the leader's outcome"),
+        pytest.param(
+            *(Garbling, "Flight: not all followers got the leader's outcome"),
+            marks=pytest.mark.soak,
+        ),
         (Failing, "Alone: it could not be tried: StoreUnavailableError"),
     ],
 )
