@@ -278,6 +278,43 @@ class TestDeferredConstraints:
             assert post(view, settings).status_code == 409
         assert Queued.objects.count() == 1
 
+    @pytest.mark.parametrize("using", ["postgres"], indirect=True)
+    def test_are_no_success_of_a_flight(self, using: str, settings: Any) -> None:
+        """D63: the view has returned its 201, and ATOMIC_REQUESTS commits after it."""
+        entered, statuses = threading.Event(), list[int]()
+
+        def lead(request: HttpRequest) -> HttpResponse:
+            entered.set()
+            if not statuses:
+                they_wait(1)
+                with Aside() as other:
+                    other.step(lambda: self.enqueue(request))
+            response = self.enqueue(request)
+            statuses.append(response.status_code)
+            return response
+
+        guarded = single_flight("queue", wait=PATIENCE, result_ttl=60)(lead)
+        settings.ROOT_URLCONF = urls(guarded, "")
+
+        def leader() -> int:
+            return Client(raise_request_exception=False).post("/").status_code
+
+        def follower() -> int:
+            assert entered.wait(PATIENCE)
+            return leader()
+
+        with atomic_requests(using):
+            assert race(leader, follower) == [500, 503]
+            # The one of the other caller, whom no guard has stopped.
+            assert Queued.objects.count() == 1
+            # Neither the 201 nor the failure is kept: the next one runs.
+            assert leader() == 500
+            Queued.objects.all().delete()
+            # What is committed is kept: of these two the second has the first one's.
+            assert [leader(), leader()] == [201, 201]
+        assert statuses == [201, 201, 201]
+        assert Queued.objects.count() == 1
+
 
 class TestRaces:
     @pytest.mark.parametrize("atomic", [False, True], ids=["autocommit", "ATOMIC_REQUESTS"])

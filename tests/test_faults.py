@@ -307,6 +307,7 @@ def test_a_flushed_store_is_a_loss_that_is_told(
         until(lambda: lease.lost, "the loss")
         with pytest.raises(LeaseLostError):
             lease.check()
+    until(lambda: told[1:], "the keeper to tell of it")
     assert [name for name, _ in told] == ["lease_acquired", "lease_lost"]
 
 

@@ -7,18 +7,23 @@ import gc
 import random
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import redis
 
 from singleflight_django import drivers, tier
-from singleflight_django.exceptions import LeaderFailedError, StoreUnavailableError
+from singleflight_django.exceptions import (
+    FlightTimeoutError,
+    LeaderFailedError,
+    StoreUnavailableError,
+)
 from singleflight_django.functions import SingleFlight
 from singleflight_django.renewal import keeper
 from singleflight_django.seats import _taken
 from tests.proxy import Proxy
-from tests.servers import Valkey
+from tests.servers import Valkey, until
 
 PATIENCE = 20.0
 
@@ -169,22 +174,42 @@ async def test_a_cancelled_follower_does_no_damage() -> None:
     assert await asyncio.gather(leader, *followers[1::2]) == [1] * 6
 
 
-async def test_cancelled_at_any_moment_nothing_is_left_behind() -> None:
+@pytest.mark.parametrize(
+    "rounds", [60, pytest.param(1000, marks=(pytest.mark.soak, pytest.mark.timeout(600)))]
+)
+async def test_cancelled_or_out_of_patience_at_any_moment_nothing_is_left_behind(
+    rounds: int, redis_client: redis.Redis
+) -> None:
     """D47. Leaders, agents and passengers; some are cancelled before they have begun."""
     flights, dice = SingleFlight("f", wait=PATIENCE, ttl=0.3), random.Random(7)
+    hasty = [SingleFlight("f", wait=wait, ttl=0.3) for wait in (0.001, 0.01)]
+    out_of_patience = 0
 
     async def work() -> str:
         await asyncio.sleep(dice.random() * 0.004)
         return "done"
 
-    for _ in range(60):
-        callers = [asyncio.create_task(flights.arun("k", work)) for _ in range(10)]
+    for _ in range(rounds):
+        callers = [asyncio.create_task(flights.arun("k", work)) for _ in range(8)]
+        calls = [asyncio.to_thread(each.run, "k", lambda: "done") for each in hasty]
+        threads = [asyncio.create_task(each) for each in calls]
         for caller in dice.sample(callers, 4):
             await asyncio.sleep(dice.random() * 0.001)
             caller.cancel()
         answers = await asyncio.gather(*callers, return_exceptions=True)
         assert {str(answer) for answer in answers} <= {"done", ""}
-        assert answers.count("done") >= 6
+        assert answers.count("done") >= 4
+        for answer in await asyncio.gather(*threads, return_exceptions=True):
+            out_of_patience += isinstance(answer, FlightTimeoutError)
+            assert answer == "done" or isinstance(answer, FlightTimeoutError)
+    assert out_of_patience > 0
+    await asyncio.to_thread(until, lambda: left(redis_client) <= {"fence"}, "no key is left")
+
+
+def left(client: redis.Redis) -> set[str]:
+    """What is left of the flights in the store, by the last part of its keys."""
+    names = client.scan_iter(match="singleflight:{f:*")
+    return {name.decode().rpartition(":")[2] for name in names}
 
 
 @pytest.mark.parametrize("at", ["join", "publish"])
@@ -308,6 +333,44 @@ async def test_ten_thousand_tasks_wait_on_one_connection_and_no_thread(
     print(f"10,000 followers resolved in {took * 1000:.0f} ms")
     # A loaded machine takes many times what an idle one does.
     assert took < 5
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+async def test_a_large_result_crosses_the_wire_once_a_process(
+    how: str, redis_server: Valkey, cache_at: Any
+) -> None:
+    """Led by another thread's caller, so that these have to follow through the server."""
+    flights = SingleFlight("f", cache=cache_at(redis_server.url()), wait=PATIENCE)
+    gate, running, size = threading.Event(), threading.Event(), 100_000
+
+    def work() -> str:
+        running.set()
+        assert gate.wait(PATIENCE)
+        return "x" * size
+
+    def follow() -> Any:
+        if how == "threads":
+            return pool.submit(flights.run, "k", work)
+        return flights.arun("k", work)  # type: ignore[arg-type]
+
+    with redis_server.client() as client, ThreadPoolExecutor(21) as pool:
+        leader = pool.submit(flights.run, "k", work)
+        await asyncio.to_thread(running.wait, PATIENCE)
+        with tier._mutex:
+            tier._flights.clear()
+        futures = [follow() for _ in range(20)]
+        wrap = asyncio.wrap_future if how == "threads" else asyncio.ensure_future
+        followers = [wrap(future) for future in futures]
+        await aboard(19)
+        while client.info("clients")["blocked_clients"] != 1:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        before = client.info("stats")["total_net_output_bytes"]
+        gate.set()
+        answers = await asyncio.gather(*followers)
+        sent = client.info("stats")["total_net_output_bytes"] - before
+        assert leader.result(PATIENCE) == answers[0]
+    assert {len(answer) for answer in answers} == {size}
+    assert size <= sent < 2 * size
 
 
 async def test_an_unreachable_store_is_told_to_every_task() -> None:
