@@ -124,9 +124,7 @@ class Coalescer(FlightGuard):
 
     async def arefusal(self, request: Any, error: SingleFlightError) -> Any:
         """See refusal()."""
-        chosen = self._chosen_answer(request, error)
-        if isawaitable(chosen):
-            chosen = await chosen
+        chosen = await self._achosen_answer(request, error)
         return await aproblem(request, error) if chosen is None else refusal(chosen)
 
     def _chosen_answer(self, request: Any, error: SingleFlightError) -> Any:
@@ -136,6 +134,18 @@ class Coalescer(FlightGuard):
             return self.options.on_unshareable(request)
         return None
 
+    async def _achosen_answer(self, request: Any, error: SingleFlightError) -> Any:
+        if not (self.options.on_timeout or self.options.on_unshareable):
+            return None
+        was_forgotten = await read_session_again(request)
+        chosen = self._chosen_answer(request, error)
+        if isawaitable(chosen):
+            chosen = await chosen
+        if was_forgotten:
+            # Its leader has yet to save it.
+            forget_session(request)
+        return chosen
+
     def authorize(self, request: Any) -> Any:
         """Ask ``authorize`` whether this caller may have what another one was answered."""
         return True if self.options.authorize is None else self.options.authorize(request)
@@ -143,6 +153,8 @@ class Coalescer(FlightGuard):
     async def aauthorize(self, request: Any) -> Any:
         """See authorize()."""
         if self.options.authorize is None or iscoroutinefunction(self.options.authorize):
+            if self.options.authorize is not None:
+                await read_session_again(request)
             allowed = self.authorize(request)
             return await allowed if isawaitable(allowed) else allowed
         return await sync_to_async(self.authorize)(request)
@@ -185,11 +197,16 @@ def forget_session(request: Any) -> None:
         vars(session).pop("_session_cache", None)
 
 
-async def read_session_again(request: Any) -> None:
-    """Read a session that was forgotten, before sync code in an async view may want it."""
+async def read_session_again(request: Any) -> bool:
+    """Read a session that was forgotten, before sync code on the event loop may want it.
+
+    Return whether it was.
+    """
     session = getattr(unwrap(request), "session", None)
     if getattr(session, "accessed", False) and not hasattr(session, "_session_cache"):
         await unwrap(request).session.aget("")
+        return True
+    return False
 
 
 def _half_of_the_workers() -> int:

@@ -1,4 +1,4 @@
-"""``semaphore_lock`` on views, in every place where one can put it, through Django's handlers."""
+"""``semaphore_lock`` and ``single_flight`` on views, wherever one can put them, through Django."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
-from singleflight_django import semaphore_lock
+from singleflight_django import semaphore_lock, single_flight
+from tests.flying import acall, afly, call, fly, seen
 from tests.meeting import (
     Room,
     afunction,
@@ -36,6 +37,7 @@ from tests.meeting import (
 
 Build = Callable[[Room, Any], Any]
 guard = functools.partial(semaphore_lock, key="lesson:<pk>")
+flight = functools.partial(single_flight, key="lesson:<pk>")
 
 
 def other_decorator(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -304,6 +306,59 @@ class TestPlacements:
         with listening("lease_acquired") as told:
             post()()
         assert told[0][1].view.endswith("Lessons.post")
+
+
+class TestPlacementsOfAFlight:
+    """One of two overlapping requests runs, and both get its answer, wherever the guard stands."""
+
+    @each_sync
+    def test_a_sync_view_under_wsgi(self, build: Build, settings: Any) -> None:
+        room = Room()
+        settings.ROOT_URLCONF = urls(build(room, flight()))
+        leader, follower = fly(room, call(), call())
+        assert leader.status_code == 201
+        assert seen(follower) == seen(leader)
+        assert room.visits == 1
+
+    @each_sync
+    async def test_a_sync_view_under_asgi(self, build: Build, settings: Any) -> None:
+        room = Room()
+        settings.ROOT_URLCONF = urls(build(room, flight()))
+        leader, follower = await afly(room, acall(), acall())
+        assert leader.status_code == 201
+        assert seen(follower) == seen(leader)
+        assert room.visits == 1
+
+    @each_async
+    async def test_an_async_view_under_asgi(self, build: Build, settings: Any) -> None:
+        room = Room()
+        settings.ROOT_URLCONF = urls(build(room, flight()))
+        leader, follower = await afly(room, acall(), acall())
+        assert leader.status_code == 201
+        assert seen(follower) == seen(leader)
+        assert room.visits == 1
+
+    @each_async
+    def test_an_async_view_under_wsgi(self, build: Build, settings: Any) -> None:
+        room = Room()
+        settings.ROOT_URLCONF = urls(build(room, flight()))
+        leader, follower = fly(room, call(), call())
+        assert leader.status_code == 201
+        assert seen(follower) == seen(leader)
+        assert room.visits == 1
+
+    @pytest.mark.parametrize("order", ["above", "beneath"])
+    @pytest.mark.parametrize("make", [function, afunction])
+    def test_csrf_exempt_in_both_orders(self, order: str, make: Any, settings: Any) -> None:
+        room = Room()
+        view = make(room)
+        both = flight()(csrf_exempt(view)) if order == "above" else csrf_exempt(flight()(view))
+        settings.ROOT_URLCONF = urls(both)
+        send = lambda: Client(enforce_csrf_checks=True).post("/7/")  # noqa: E731
+        assert codes(fly(room, send, send)) == [201, 201]
+        assert room.visits == 1
+        settings.ROOT_URLCONF = urls(flight()(view))
+        assert send().status_code == 403
 
 
 class TestMethods:
