@@ -308,6 +308,12 @@ class TestPlacements:
         assert told[0][1].view.endswith("Lessons.post")
 
 
+def assert_flown_once(room: Room, leader: Any, follower: Any) -> None:
+    assert leader.status_code == 201
+    assert seen(follower) == seen(leader)
+    assert room.visits == 1
+
+
 class TestPlacementsOfAFlight:
     """One of two overlapping requests runs, and both get its answer, wherever the guard stands."""
 
@@ -315,37 +321,25 @@ class TestPlacementsOfAFlight:
     def test_a_sync_view_under_wsgi(self, build: Build, settings: Any) -> None:
         room = Room()
         settings.ROOT_URLCONF = urls(build(room, flight()))
-        leader, follower = fly(room, call(), call())
-        assert leader.status_code == 201
-        assert seen(follower) == seen(leader)
-        assert room.visits == 1
+        assert_flown_once(room, *fly(room, call(), call()))
 
     @each_sync
     async def test_a_sync_view_under_asgi(self, build: Build, settings: Any) -> None:
         room = Room()
         settings.ROOT_URLCONF = urls(build(room, flight()))
-        leader, follower = await afly(room, acall(), acall())
-        assert leader.status_code == 201
-        assert seen(follower) == seen(leader)
-        assert room.visits == 1
+        assert_flown_once(room, *(await afly(room, acall(), acall())))
 
     @each_async
     async def test_an_async_view_under_asgi(self, build: Build, settings: Any) -> None:
         room = Room()
         settings.ROOT_URLCONF = urls(build(room, flight()))
-        leader, follower = await afly(room, acall(), acall())
-        assert leader.status_code == 201
-        assert seen(follower) == seen(leader)
-        assert room.visits == 1
+        assert_flown_once(room, *(await afly(room, acall(), acall())))
 
     @each_async
     def test_an_async_view_under_wsgi(self, build: Build, settings: Any) -> None:
         room = Room()
         settings.ROOT_URLCONF = urls(build(room, flight()))
-        leader, follower = fly(room, call(), call())
-        assert leader.status_code == 201
-        assert seen(follower) == seen(leader)
-        assert room.visits == 1
+        assert_flown_once(room, *fly(room, call(), call()))
 
     @pytest.mark.parametrize("order", ["above", "beneath"])
     @pytest.mark.parametrize("make", [function, afunction])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -47,26 +48,21 @@ class Metrics:
             ("event", "namespace", "view", "reason"),
             registry=registry,
         )
-        self._holds = Histogram(
+        histogram = partial(Histogram, registry=registry, buckets=BUCKETS)
+        self._holds = histogram(
             "singleflight_lease_hold_seconds",
             "How long a lock was held.",
             ("namespace",),
-            registry=registry,
-            buckets=BUCKETS,
         )
-        self._flights = Histogram(
+        self._flights = histogram(
             "singleflight_flight_duration_seconds",
             "How long a flight took, from its leader's start to the outcome.",
             ("namespace", "outcome"),
-            registry=registry,
-            buckets=BUCKETS,
         )
-        self._waits = Histogram(
+        self._waits = histogram(
             "singleflight_wait_seconds",
             "How long callers waited for a lock or for the outcome of a flight.",
             ("namespace", "outcome"),
-            registry=registry,
-            buckets=BUCKETS,
         )
         self._followers = Gauge(
             "singleflight_followers",
