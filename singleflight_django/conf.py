@@ -43,26 +43,31 @@ class checked(Generic[_T]):  # noqa: N801 - reads like property
         self._read = read
         self._name = read.__name__
         self.__doc__ = read.__doc__
-        # What the value was made of: the settings in force, and what they said.
-        self._seen: tuple[Any, Any, Any] = (None, None, None)
+        # What the value was made of: the settings in force, what they hold themselves (not those that
+        # they override), and what that says.
+        self._seen: tuple[Any, dict[str, Any], Any, Any] = (_ABSENT, {}, None, None)
 
     def __get__(self, instance: Any, owner: Any = None) -> _T:
-        source, given, value = self._seen
-        present = _lazy.get("_wrapped")
-        if present is source and source is not None and self._given(source) is given:
+        source, own, given, value = self._seen
+        name = self._name
+        if (
+            _lazy.get("_wrapped") is source
+            and own.get(name, _ABSENT) is given
+            and name not in own.get("_deleted", ())
+        ):
             return value  # type: ignore[no-any-return]
-        given = self._given(present)
+        return self._look(instance)
+
+    def _look(self, instance: Any) -> _T:
+        source = _lazy.get("_wrapped")
+        own = getattr(source, "__dict__", {})
+        given = own.get(self._name, _ABSENT)
         value = self._read(instance)
         # Looked at before and after: what another thread sets meanwhile must not be covered up.
-        stays = _lazy.get("_wrapped") is present and self._given(present) is given
-        if stays and _tells_all(present):
-            self._seen = present, given, value
+        stays = _lazy.get("_wrapped") is source and own.get(self._name, _ABSENT) is given
+        if stays and _tells_all(source):
+            self._seen = source, own, given, value
         return value
-
-    def _given(self, source: Any) -> Any:
-        """Return what the settings in force say themselves, not those that they override."""
-        own = getattr(source, "__dict__", {})
-        return object() if self._name in own.get("_deleted", ()) else own.get(self._name, _ABSENT)
 
 
 def _tells_all(source: Any) -> bool:

@@ -23,9 +23,10 @@ from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import Claim, Conflict, Grant, RenewalInDoubtError
 from singleflight_django.stores.redis import transports
 from singleflight_django.stores.redis.clients import DEFAULT_SOCKET_TIMEOUT, Server, understood
+from singleflight_django.stores.redis.commands import Call, pack
 from singleflight_django.stores.redis.scripts import ACQUIRE
 from singleflight_django.stores.redis.store import Link, RedisStore, store_on
-from singleflight_django.stores.redis.transports import Call, ConnectionTransport, pack
+from singleflight_django.stores.redis.transports import ConnectionTransport
 from singleflight_django.waiting import clock
 from tests.engine import PATIENCE, in_threads
 from tests.proxy import Proxy
@@ -591,7 +592,7 @@ def test_after_a_failover_the_old_primary_is_not_spoken_to(settings: Any) -> Non
             for calls in (Calls(store), AsyncCalls(store, runner.run)):
                 assert isinstance(calls.acquire("k", "b"), Grant)
                 assert calls.release("k", "b") is True
-            assert [one.port for one, _ in transport._idle] == [sentinel.replica.port]
+            assert [one._connection.port for one in transport._idle] == [sentinel.replica.port]
     caches["watched"].close()
 
 
@@ -669,8 +670,8 @@ def test_a_payload_is_never_turned_into_text() -> None:
     """A long one would hold the interpreter up; and Python's -bb forbids it."""
     program = (
         "from singleflight_django.stores.redis.scripts import PUBLISH\n"
-        "from singleflight_django.stores.redis.transports import Call, pack_call\n"
-        "packed = pack_call(Call(PUBLISH, ('a', 'b'), ('token', b'payload', 7)))\n"
-        "assert packed.endswith(b'$7\\r\\npayload\\r\\n$1\\r\\n7\\r\\n'), packed\n"
+        "from singleflight_django.stores.redis.commands import Call, pack_call\n"
+        "packed = pack_call(Call(PUBLISH, ('a', 'b'), ('token', 7), b'payload'))\n"
+        "assert packed.endswith(b'$1\\r\\n7\\r\\n$7\\r\\npayload\\r\\n'), packed\n"
     )
     subprocess.run([sys.executable, "-bb", "-c", program], check=True, timeout=60)

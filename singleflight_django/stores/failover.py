@@ -66,6 +66,11 @@ class FailoverStore(Store):
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
         """See Store.acquire()."""
+        if self._breaker.is_closed:
+            try:
+                return self._first.acquire(key, token, ttl, limit, wait)
+            except self.away as error:
+                self._breaker.trip(error)
         steps = self._take(key, token, ttl, "acquire", (key, token, ttl, limit, wait))
         return cast(Grant | Conflict, ask(steps))
 
@@ -73,16 +78,31 @@ class FailoverStore(Store):
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
         """See acquire()."""
+        if self._breaker.is_closed:
+            try:
+                return await self._first.aacquire(key, token, ttl, limit, wait)
+            except self.away as error:
+                self._breaker.trip(error)
         steps = self._take(key, token, ttl, "acquire", (key, token, ttl, limit, wait))
         return cast(Grant | Conflict, await ask_async(steps))
 
     def join(self, key: str, joining: Joining) -> Joined:
         """See Store.join()."""
+        if self._breaker.is_closed:
+            try:
+                return self._first.join(key, joining)
+            except self.away as error:
+                self._breaker.trip(error)
         steps = self._take(key, joining.token, joining.ttl, "join", (key, joining))
         return cast(Joined, ask(steps))
 
     async def ajoin(self, key: str, joining: Joining) -> Joined:
         """See join()."""
+        if self._breaker.is_closed:
+            try:
+                return await self._first.ajoin(key, joining)
+            except self.away as error:
+                self._breaker.trip(error)
         steps = self._take(key, joining.token, joining.ttl, "join", (key, joining))
         return cast(Joined, await ask_async(steps))
 
@@ -96,10 +116,14 @@ class FailoverStore(Store):
 
     def release(self, key: str, token: str) -> bool:
         """See Store.release()."""
+        if not self._moved.has(key, token):
+            return self._first.release(key, token)
         return cast(bool, ask(self._release(key, token)))
 
     async def arelease(self, key: str, token: str) -> bool:
         """See release()."""
+        if not self._moved.has(key, token):
+            return await self._first.arelease(key, token)
         return cast(bool, await ask_async(self._release(key, token)))
 
     def publish(self, key: str, publishing: Publishing) -> Status | None:
@@ -205,8 +229,6 @@ class FailoverStore(Store):
         return renewal(self._first, self._second, self._moved, claims)
 
     def _release(self, key: str, token: str) -> Steps:
-        if not self._moved.has(key, token):
-            return (yield self._first, "release", (key, token))
         released = yield self._second, "release", (key, token)
         self._moved.remove(key, token)
         if self._breaker.is_closed:

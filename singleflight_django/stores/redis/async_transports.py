@@ -10,18 +10,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from singleflight_django.stores.redis.clients import PORTABLE, Server, understood
+from singleflight_django.stores.redis.commands import Call, Watching, pack, pack_call
+from singleflight_django.stores.redis.failures import Failures
 from singleflight_django.stores.redis.permits import MOST
-from singleflight_django.stores.redis.transports import (
-    GRACE,
-    IDLE_LIMIT,
-    LONGEST_PAUSE,
-    MOST_IDLE,
-    Call,
-    Failures,
-    Watching,
-    pack,
-    pack_call,
-)
+from singleflight_django.stores.redis.transports import IDLE_LIMIT, LONGEST_PAUSE, MOST_IDLE
+from singleflight_django.stores.redis.wires import GRACE
 from singleflight_django.waiting import clock, pauses
 
 
@@ -195,11 +188,10 @@ class AsyncClientTransport:
 
     async def run(self, call: Call) -> tuple[Any, bool]:
         """See ConnectionTransport.run()."""
-        script, keys, args = call
         try:
-            reply = await self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
+            reply = await self._execute("EVALSHA", call.script.sha, *call.words)
         except self.server.errors.NoScriptError:
-            reply = await self._execute("EVAL", script.source, len(keys), *keys, *args)
+            reply = await self._execute("EVAL", call.script.source, *call.words)
         return reply, False
 
     async def run_all(self, calls: Sequence[Call]) -> list[Any]:

@@ -17,8 +17,8 @@ from singleflight_django.stores.base import (
     Publishing,
     Status,
 )
+from singleflight_django.stores.redis.commands import Call
 from singleflight_django.stores.redis.scripts import FOLLOWED, FORGET, JOIN, NOW, PUBLISH
-from singleflight_django.stores.redis.transports import Call
 
 
 def ms(seconds: float) -> int:
@@ -59,12 +59,12 @@ def publish_call(base: str, publishing: Publishing) -> Call:
         (
             publishing.token,
             publishing.status,
-            publishing.payload,
             ms(publishing.keep),
             ms(publishing.apart),
             publishing.retry,
             ms(publishing.linger) if publishing.passengers else 0,
         ),
+        publishing.payload,
     )
 
 
@@ -77,17 +77,17 @@ def published(reply: Any, resent: bool, publishing: Publishing) -> Status | None
 
 def forget_call(base: str) -> Call:
     """Ask to drop what is kept."""
-    return Call(FORGET, (base + "flight",), ())
+    return Call(FORGET, (base + "flight",))
 
 
 def followed_call(base: str) -> Call:
     """Ask whether anybody follows."""
-    return Call(FOLLOWED, (base + "flight",), ())
+    return Call(FOLLOWED, (base + "flight",))
 
 
 def now_call(base: str) -> Call:
     """Ask what time it is."""
-    return Call(NOW, (base + "flight",), ())
+    return Call(NOW, (base + "flight",))
 
 
 def joined(reply: list[Any]) -> Joined:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from singleflight_django.owners import holder_of
 from singleflight_django.stores.listing import FLIGHT, LEASE, Holding
 from singleflight_django.stores.redis.clients import Server
+from singleflight_django.stores.redis.commands import Call
 from singleflight_django.stores.redis.scripts import HOLDERS
-from singleflight_django.stores.redis.transports import Call, Transport
+from singleflight_django.stores.redis.transports import Transport
 
 # How many keys of the server, ours and others', it looks at in one step.
 STEP = 1000
@@ -76,8 +77,8 @@ class _PrimaryOfCluster:
 
     def run_all(self, calls: list[Call]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
-        for script, keys, args in calls:
-            pipeline.execute_command("EVAL", script.source, len(keys), *keys, *args)
+        for call in calls:
+            pipeline.execute_command("EVAL", call.script.source, *call.words)
         replies: list[Any] = pipeline.execute(raise_on_error=False)
         return replies
 
@@ -105,7 +106,7 @@ def _batches(names: Iterable[str]) -> Iterator[list[str]]:
 
 def _holders_call(name: str) -> Call:
     base = name.removesuffix("lease")
-    return Call(HOLDERS, (name, base + "fence", base + "flight"), ())
+    return Call(HOLDERS, (name, base + "fence", base + "flight"))
 
 
 def _read(key: str, reply: Any) -> Iterator[Holding]:

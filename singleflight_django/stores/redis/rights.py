@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from singleflight_django.stores.findings import Finding, Level
 from singleflight_django.stores.redis.clients import Server
+from singleflight_django.stores.redis.commands import Call
 from singleflight_django.stores.redis.scripts import NOTHING
-from singleflight_django.stores.redis.transports import Call, Transport
+from singleflight_django.stores.redis.transports import Transport
 
 Command = tuple[str | int, ...]
 # They do without, worse: waiters look again, and nobody can list.
@@ -61,7 +62,7 @@ def examine_rights(server: Server, transport: Transport, prefix: str) -> Iterato
     names = {str(part) for command in commands for part in command if str(part).startswith(base)}
     refusals = _refusals(server, transport, [*commands, ("DEL", *sorted(names))])
     try:
-        transport.run(Call(NOTHING, (base + "flight",), ()))
+        transport.run(Call(NOTHING, (base + "flight",)))
     except server.errors.ResponseError as error:
         refusals["EVAL"] = str(error)
     if not refusals:

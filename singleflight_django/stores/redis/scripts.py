@@ -183,10 +183,9 @@ return {'led', flight, us(fence), takeovers, us(now)}
 )
 
 # KEYS: lease, flight, outcome, apart.
-# ARGV: token, status, payload, keep, apart, retry, for how long followers in the leader's own
-# process wait at most, or 0 without any.
-# Times in ms. Returns the status that followers see, or false if the lease was not the token's any
-# more.
+# ARGV: token, status, keep, apart, retry, for how long followers in the leader's own process wait at
+# most, or 0 without any; payload. Times in ms.
+# Returns the status that followers see, or false if the lease was not the token's any more.
 PUBLISH = _script(
     _LAND
     + """\
@@ -196,11 +195,11 @@ local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if not ends or tonumber(ends) <= now then return false end
 redis.call('ZREM', KEYS[1], ARGV[1])
 
-local status, keep, apart = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
+local status, keep, apart = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local known = redis.call('HMGET', KEYS[2], 'till', 'failures', 'open')
-local till, linger, open = tonumber(known[1]) or 0, tonumber(ARGV[7]), known[3]
+local till, linger, open = tonumber(known[1]) or 0, tonumber(ARGV[6]), known[3]
 local followed = open and (till > now or linger > 0)
-if status == 'failed' and followed and (tonumber(known[2]) or 0) < tonumber(ARGV[6]) then
+if status == 'failed' and followed and (tonumber(known[2]) or 0) < tonumber(ARGV[5]) then
   redis.call('HINCRBY', KEYS[2], 'failures', 1)
   status = 'again'
 end
@@ -210,13 +209,13 @@ if followed and (status == 'again' or status == 'vacant') then
   redis.call('HSET', KEYS[2], 'till', us(math.max(till, now + linger * 1000)))
 elseif open and status == 'done' and keep > 0 then
   redis.call('HDEL', KEYS[2], 'open')
-  redis.call('HSET', KEYS[2], 'kept', ARGV[3], 'ends', us(now + keep * 1000))
+  redis.call('HSET', KEYS[2], 'kept', ARGV[7], 'ends', us(now + keep * 1000))
   redis.call('PEXPIRE', KEYS[2], keep)
 else
   redis.call('DEL', KEYS[2])
 end
 if apart > 0 then redis.call('SET', KEYS[4], 1, 'PX', apart) end
-if till > now then land(KEYS[3], now, till, status, ARGV[3]) end
+if till > now then land(KEYS[3], now, till, status, ARGV[7]) end
 return status
 """
 )

@@ -25,6 +25,7 @@ from singleflight_django.stores.findings import Finding
 from singleflight_django.stores.listing import Holding
 from singleflight_django.stores.redis.async_transports import LoopTransports
 from singleflight_django.stores.redis.clients import Server, primary_client
+from singleflight_django.stores.redis.commands import Call, Watching
 from singleflight_django.stores.redis.examining import examine
 from singleflight_django.stores.redis.flights import (
     first_landing,
@@ -39,7 +40,7 @@ from singleflight_django.stores.redis.flights import (
 )
 from singleflight_django.stores.redis.listing import holdings
 from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE, RENEW
-from singleflight_django.stores.redis.transports import Call, Watching, transport_to
+from singleflight_django.stores.redis.transports import transport_to
 
 # Where the access rules forbid BLPOP, waiters look again after this many seconds.
 UNWAKEABLE_PAUSE = 0.1

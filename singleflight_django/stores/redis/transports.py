@@ -11,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 from singleflight_django.stores.redis.clients import Server
+from singleflight_django.stores.redis.commands import Call, Watching, pack, pack_call
+from singleflight_django.stores.redis.failures import Failures
 from singleflight_django.stores.redis.permits import Permits
-from singleflight_django.stores.redis.scripts import Script
+from singleflight_django.stores.redis.wires import Wire, wire_on
 from singleflight_django.waiting import clock, pauses
 
 # More idle connections than this are closed.
@@ -25,45 +27,6 @@ MOST_IDLE = 64
 LONGEST_PAUSE = 0.5
 # Firewalls and load balancers drop silent connections, some of them without a word. Seconds.
 IDLE_LIMIT = 60.0
-# How much later than it was told to a server may answer that nothing came. It looks at its clock ten
-# times a second only (measured: up to 0.1 s late); we leave sooner. Seconds.
-GRACE = 0.01
-
-
-class Watching(NamedTuple):
-    """How to wait for news: ``block`` waits on the server, ``look`` asks whether there are any."""
-
-    block: tuple[str | int, ...]
-    look: tuple[str | int, ...]
-
-
-class Call(NamedTuple):
-    """One run of a script."""
-
-    script: Script
-    keys: tuple[str, ...]
-    args: tuple[str | bytes | int, ...]
-
-
-def pack(*args: str | bytes | int) -> bytes:
-    """Write a command in the Redis protocol."""
-    out = [b"*%d\r\n" % len(args)]
-    for arg in args:
-        data = arg if isinstance(arg, bytes) else str(arg).encode()
-        out.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(out)
-
-
-def pack_call(call: Call, source: bool = False) -> bytes:
-    """Write ``call`` by the script's name, or with its ``source`` for a server that forgot it."""
-    script, keys, args = call
-    # A payload is bytes, and may be long. The rest is short, and is written in one go.
-    if not source and bytes not in map(type, args):
-        told = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, keys + args)])
-        if told.isascii():
-            return (script.call % (3 + len(keys) + len(args), len(keys))) + told.encode()
-    head: tuple[bytes, bytes] = (b"EVAL", script.source) if source else (b"EVALSHA", script.sha)
-    return pack(*head, len(keys), *keys, *args)
 
 
 class ConnectionTransport:
@@ -76,7 +39,7 @@ class ConnectionTransport:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._idle: deque[tuple[Any, float]] = deque()
+        self._idle: deque[Wire] = deque()
         self._exchanging = Permits(server.timeout)
         self._watching = Permits(server.timeout)
         self._sentinel = server.sentinel
@@ -86,11 +49,11 @@ class ConnectionTransport:
 
     def run(self, call: Call) -> tuple[Any, bool]:
         """Run a script. Return its reply, and whether the call had to be sent a second time."""
-        (reply,), resent = self._persist([pack_call(call)])
+        (reply,), resent = self._persist(pack_call(call))
         if isinstance(reply, Exception):
             if not isinstance(reply, self._errors.forgotten):
                 raise reply
-            (reply,), again = self._persist([pack_call(call, source=True)])
+            (reply,), again = self._persist(pack_call(call, source=True))
             if isinstance(reply, Exception):
                 raise reply
             return reply, resent or again
@@ -98,19 +61,22 @@ class ConnectionTransport:
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """Run scripts in one round trip. An error reply stands in its place in the list."""
-        replies, _ = self._persist([pack_call(call) for call in calls])
+        if not calls:
+            return []
+        replies, _ = self._persist(b"".join(map(pack_call, calls)), len(calls))
         forgotten = [
             n for n, reply in enumerate(replies) if isinstance(reply, self._errors.forgotten)
         ]
         if forgotten:
-            sources, _ = self._persist([pack_call(calls[n], source=True) for n in forgotten])
-            for n, reply in zip(forgotten, sources, strict=True):
+            sources = b"".join([pack_call(calls[n], source=True) for n in forgotten])
+            answers, _ = self._persist(sources, len(forgotten))
+            for n, reply in zip(forgotten, answers, strict=True):
                 replies[n] = reply
         return replies
 
     def ask(self, *command: str | int, within: float | None = None) -> Any:
         """Send one command and return its reply; None if that takes longer than ``within`` seconds."""
-        ((reply,), _) = self._persist([pack(*command)], within)
+        ((reply,), _) = self._persist(pack(*command), within=within)
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -140,7 +106,7 @@ class ConnectionTransport:
         # One by one: a connection is in one hand only, whoever else takes or drops.
         while self._idle:
             with suppress(IndexError):
-                self._idle.pop()[0].disconnect()
+                self._idle.pop().close()
 
     def forget(self) -> None:
         """Leave the connections to the parent process: a forked child may not even close them."""
@@ -149,7 +115,7 @@ class ConnectionTransport:
         self._watching = Permits(self.server.timeout)
 
     def _persist(
-        self, commands: list[bytes], within: float | None = None
+        self, request: bytes, count: int = 1, within: float | None = None
     ) -> tuple[list[Any], bool]:
         """Exchange; once more on a new connection where one broke, as an idle one may have long ago.
 
@@ -157,70 +123,68 @@ class ConnectionTransport:
         """
         begin = clock()
         try:
-            replies = self._exchange(commands, within)
+            replies = self._exchange(request, count, within)
             if not self._errors.demoted(replies):
                 return replies, False
         except self._errors.broken as error:
             if self._errors.final(error, clock() - begin, within):
                 raise
         self.drop()
-        return self._exchange(commands, within and max(0.0, within - clock() + begin)), True
+        return self._exchange(request, count, within and max(0.0, within - clock() + begin)), True
 
-    def _exchange(self, commands: list[bytes], within: float | None) -> list[Any]:
-        if within is not None:
-            return self._exchange_on(self._take(), commands, within)
-        permits = self._exchanging
-        permits.take()
+    def _exchange(self, request: bytes, count: int, within: float | None) -> list[Any]:
+        # Who waits on the server has a permit for that.
+        permits = self._exchanging if within is None else None
+        if permits:
+            permits.take()
         try:
-            return self._exchange_on(self._take(), commands, None)
+            wire = self._take()
+            try:
+                if within is None:
+                    replies = wire.exchange(request, count)
+                else:
+                    replies = [wire.exchange_within(request, within)]
+            except BaseException:
+                wire.close()
+                raise
+            self._put_back(wire, replies)
         finally:
-            permits.give()
-
-    def _exchange_on(
-        self, connection: Any, commands: list[bytes], within: float | None
-    ) -> list[Any]:
-        replies: list[Any] = []
-        try:
-            connection.send_packed_command(commands, check_health=False)
-            if within is not None and not connection.can_read(timeout=within + GRACE):
-                connection.disconnect()
-                return [None]
-            for _ in commands:
-                try:
-                    replies.append(connection.read_response())
-                except self._errors.clean as error:
-                    replies.append(error)
-        except BaseException:
-            connection.disconnect()
-            raise
-        if self._errors.demoted(replies) or len(self._idle) >= MOST_IDLE:
-            connection.disconnect()
-        else:
-            self._idle.append((connection, clock()))
+            if permits:
+                permits.give()
         return replies
 
-    def _take(self) -> Any:
+    def _take(self) -> Wire:
         if self._sentinel is not None:
             self._notice_failover()
         try:
-            connection, used = self._idle.pop()
+            wire = self._idle.pop()
         except IndexError:
             return self._connect()
-        if clock() - used > IDLE_LIMIT:
-            connection.disconnect()
+        if clock() - wire.used > IDLE_LIMIT:
+            wire.close()
             self.drop()
             return self._connect()
-        return connection
+        return wire
 
-    def _connect(self) -> Any:
+    def _put_back(self, wire: Wire, replies: list[Any]) -> None:
+        if not wire.is_open:
+            return
+        if self._errors.demoted(replies) or len(self._idle) >= MOST_IDLE:
+            wire.close()
+        else:
+            wire.used = clock()
+            self._idle.append(wire)
+
+    def _connect(self) -> Wire:
         connection = self.server.connection()
         try:
             connection.connect()
+            wire = wire_on(connection, self.server)
         except BaseException:
             connection.disconnect()
             raise
         self._notice_failover()
-        return connection
+        return wire
 
     def _notice_failover(self) -> None:
         # The site's own connections and ours tell the pool what Sentinel told them.
@@ -228,37 +192,6 @@ class ConnectionTransport:
         if primary != self._primary:
             self._primary = primary
             self.drop()
-
-
-class Failures:
-    """What the driver's exceptions mean for a connection, and for sending a command again."""
-
-    def __init__(self, server: Server) -> None:
-        errors = server.errors
-        self._half = server.timeout / 2
-        self.clean: Any = errors.ResponseError
-        self.forgotten: Any = errors.NoScriptError
-        self.broken: Any = errors.ConnectionError
-        self._demoted = (errors.ReadOnlyError, errors.MasterDownError)
-        self._hopeless = (
-            errors.AuthenticationError,
-            errors.AuthorizationError,
-            errors.BusyLoadingError,
-        )
-
-    def demoted(self, replies: list[Any]) -> bool:
-        """Whether the server is a replica: the primary is elsewhere now."""
-        for reply in replies:
-            # Older drivers have no class for MASTERDOWN.
-            if isinstance(reply, Exception) and (
-                isinstance(reply, self._demoted) or str(reply).startswith("MASTERDOWN")
-            ):
-                return True
-        return False
-
-    def final(self, error: Exception, seconds: float, within: float | None) -> bool:
-        """Whether to leave it at ``error``, which came after so many seconds."""
-        return isinstance(error, self._hopeless) or (within is None and seconds > self._half)
 
 
 class ClientTransport:
@@ -269,11 +202,10 @@ class ClientTransport:
 
     def run(self, call: Call) -> tuple[Any, bool]:
         """See ConnectionTransport.run(). The client may send a call again without telling."""
-        script, keys, args = call
         try:
-            reply = self._execute("EVALSHA", script.sha, len(keys), *keys, *args)
+            reply = self._execute("EVALSHA", call.script.sha, *call.words)
         except self.server.errors.NoScriptError:
-            reply = self._execute("EVAL", script.source, len(keys), *keys, *args)
+            reply = self._execute("EVAL", call.script.source, *call.words)
         return reply, False
 
     def run_all(self, calls: Sequence[Call]) -> list[Any]:
