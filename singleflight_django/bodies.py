@@ -29,6 +29,9 @@ def is_drf(request: Any) -> bool:
 
 def unwrap(request: Any) -> HttpRequest:
     """Return Django's own request."""
+    # Nearly always, and told at once.
+    if isinstance(request, HttpRequest):
+        return request
     inner: HttpRequest = request._request if is_drf(request) else request
     return inner
 

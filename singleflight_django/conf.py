@@ -107,6 +107,11 @@ class Settings:
     """Each raises ImproperlyConfigured, with the cure, for a value that can't be used."""
 
     @checked
+    def CACHES(self) -> Any:
+        """Django's own."""
+        return settings.CACHES
+
+    @checked
     def SINGLEFLIGHT_CACHE(self) -> str:
         """The alias in CACHES whose server keeps leases and outcomes."""
         value = _given("SINGLEFLIGHT_CACHE", "default")

@@ -37,14 +37,14 @@ class KeySpec:
         makers = [_maker(item) for item in key] if isinstance(key, list) else [_maker(key)]
         if not makers:
             raise ValueError("key=[] names no key. Name what two calls share.")
-        templates = [maker.template for maker in makers if isinstance(maker, _FromTemplate)]
-        self._makers = tuple(makers)
+        templates = [maker.template for maker in makers if type(maker) is _FromTemplate]
+        self._makers = makers
         self._callables = len(templates) < len(makers)
-        self.fields = tuple(field for template in templates for field in template.fields)
+        self.templates = templates
+        self.fields = tuple([field for template in templates for field in template.fields])
         self.static = not self.fields and not self._callables
         fixed = {template.render(()) for template in templates if self.static}
         self._static = tuple(sorted(fixed))
-        self.templates = templates
 
     @property
     def callables(self) -> tuple[Callable[..., object], ...]:
@@ -120,7 +120,7 @@ class _FromCallable(NamedTuple):
 def _maker(key: object) -> _FromTemplate | _FromCallable:
     if isinstance(key, str):
         template = parse(key)
-        return _FromTemplate(template, tuple(_convert(field, key) for field in template.fields))
+        return _FromTemplate(template, tuple([_convert(field, key) for field in template.fields]))
     if not callable(key):
         raise TypeError(
             f"key={key!r}: a key is a template, a callable, or a list of those (several keys). "

@@ -86,8 +86,12 @@ class LockOptions(Options):
     def terms(self) -> Terms:
         """How the lease is asked for."""
         if not self.wait:
-            return Terms(0.0, self.limit)
+            return self._at_once
         return Terms(as_float(self.wait), self.limit, conf.SINGLEFLIGHT_POLL_INTERVAL)
+
+    @cached_property
+    def _at_once(self) -> Terms:
+        return Terms(0.0, self.limit)
 
 
 def lock_options(**given: Any) -> LockOptions:

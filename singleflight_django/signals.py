@@ -93,8 +93,8 @@ SIGNALS: Final = {name: event.signal for name, event in _EVENTS.items()}
 
 def heard(name: str, reason: str = "") -> bool:
     """Whether anybody may listen to the event ``name``: if not, its facts need not be gathered."""
-    event = _EVENTS[name]
-    return bool(event.signal.receivers) or logger.isEnabledFor(event.level(reason))
+    signal, level = event = _EVENTS[name]
+    return bool(signal.receivers) or logger.isEnabledFor(event.level(reason) if reason else level)
 
 
 def emit(name: str, facts: Facts) -> None:

@@ -34,6 +34,8 @@ class Deadline:
 
     def left(self) -> float:
         """Return the seconds that are left, never less than 0."""
+        if self._unspent <= 0:
+            return 0.0
         return max(0.0, min(self._end - clock(), self._unspent))
 
     def spend(self, seconds: float) -> None:

@@ -40,13 +40,13 @@ def wrap_view(
     They get the call of the view, its request, and its other arguments.
     """
 
-    is_function = isinstance(view, FunctionType)
+    is_function, methods = isinstance(view, FunctionType), guard.methods
 
     def passes(request: Any) -> bool:
         if conf.SINGLEFLIGHT_ENABLED is False:
             expose(request, guard.unprotected())
             return True
-        return request.method not in guard.methods
+        return request.method not in methods
 
     async def ainner(*args: Any, **kwargs: Any) -> Any:
         request, rest = split(args)

@@ -35,7 +35,7 @@ def get_store(alias: str | None = None) -> Store:
     """
     alias = alias or conf.SINGLEFLIGHT_CACHE
     which = (alias, conf.SINGLEFLIGHT_PREFIX, conf.SINGLEFLIGHT_STORE)
-    present = settings.CACHES.get(alias)
+    present = conf.CACHES.get(alias)
     entry = _stores.get(which)
     if entry is None or entry.cache_settings is not present:
         if entry is not None:

@@ -66,6 +66,7 @@ class ShortWire(Wire):
     def __init__(self, connection: Any, server: Server, kind: Any) -> None:
         super().__init__(connection, server)
         errors, sock = server.errors, connection._sock
+        self._broken = errors.ConnectionError
         reader = kind(
             protocolError=errors.InvalidResponse,
             replyError=connection._parser.parse_error,
@@ -83,7 +84,7 @@ class ShortWire(Wire):
             while data:
                 self._feed(data)
                 while (reply := self._next()) is not _MORE:
-                    if isinstance(reply, self._errors.ConnectionError):
+                    if isinstance(reply, self._broken):
                         raise reply
                     replies.append(reply)
                 if len(replies) == count:
