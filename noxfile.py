@@ -91,7 +91,7 @@ def covered(session: nox.Session) -> None:
 def redis_py(session: nox.Session, version: str) -> None:
     """Run the store contract on one major version of redis-py."""
     session.install("-e", ".[test]", f"django=={NEWEST_DJANGO}.*", f"redis=={version}.*")
-    stores = ("tests/test_stores_redis.py", "tests/test_stores_flights.py")
+    stores = ("tests/test_stores_redis.py", "tests/test_stores_flights.py", "tests/test_wires.py")
     # Without the classes of stores on a cache's add, which leave the driver to the cache.
     run_pytest(session, SUITE_SECONDS, "pytest", *stores, "-k", "not TestOn")
 

@@ -113,6 +113,8 @@ def is_form_or_json(request: HttpRequest) -> bool:
 
 def look_up(reading: object, path: tuple[str, ...]) -> object:
     """Return a field's value, MISSING or REPEATED. In a form the path is one name, with dots."""
+    if reading is MISSING:
+        return MISSING
     if isinstance(reading, MultiValueDict):
         values = reading.getlist(".".join(path))
         return MISSING if not values else values[0] if len(values) == 1 else REPEATED

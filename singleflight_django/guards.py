@@ -64,11 +64,8 @@ class Guard:
     def __init__(self, options: Options, view: str = "") -> None:
         self.options = options
         self.view = view
-
-    @property
-    def namespace(self) -> str:
-        """What keeps the keys apart from those of other guards."""
-        return self.options.namespace or self.view
+        # What keeps the keys apart from those of other guards.
+        self.namespace = options.namespace or view
 
     @property
     def methods(self) -> tuple[str, ...]:

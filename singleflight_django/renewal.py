@@ -51,7 +51,9 @@ class Keeper:
         lease.watcher = self
         due = lease.expires - lease.ttl * 2 / 3
         self._watched[lease] = due
-        self._wake_by(due)
+        # As _wake_by() does, for the many that come after the first.
+        if self._thread is None or due < self._wakes_at:
+            self._wake_by(due)
 
     def forget(self, lease: Lease) -> None:
         """Renew ``lease`` no more."""
@@ -68,8 +70,6 @@ class Keeper:
         self._wake_by(clock())
 
     def _wake_by(self, due: float) -> None:
-        if self._thread is not None and due >= self._wakes_at:
-            return
         with self._changed:
             self._wakes_at = min(self._wakes_at, due)
             if self._thread is None:

@@ -171,7 +171,9 @@ def give_back(lease: Lease) -> None:
     Django tells of a commit, but not of a rollback: it drops the list of on_commit hooks then, and
     ours with it. (Or another hook has raised, which keeps ours from being called.)
     """
-    for connection in _open_connections() if lease.is_protected else ():
+    for connection in _open_connections():
+        if not lease.is_protected:
+            break
         hook = _Committed(lease)
         # No savepoints: a rollback to one of them must not drop it.
         connection.run_on_commit.append((set(), hook, True))

@@ -17,8 +17,11 @@ from singleflight_django.drivers import arun, in_background, run
 from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.locking import release
 from singleflight_django.renewal import keeper
+from singleflight_django.steadiness import Wait, steadily
 from singleflight_django.steps import Ask, Steps
 from singleflight_django.stores.base import Claim, Grant, Store
+from singleflight_django.stores.database.store import DatabaseStore
+from singleflight_django.stores.failover import FailoverStore
 from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE
 from singleflight_django.stores.registry import get_store
 from singleflight_django.waiting import clock
@@ -248,6 +251,91 @@ async def test_cancelled_while_the_store_fails_it_says_only_that_it_was_cancelle
     assert complaints == []
 
 
+class Slow:
+    """Something to take and give back that takes its time, and minds its task or doesn't."""
+
+    def __init__(self, steady: bool) -> None:
+        self.steady = steady
+        self.asked, self.calls = asyncio.Event(), list[str]()
+        self.go_on = Wait(asyncio.get_running_loop())
+        self.tasks: list[Any] = []
+
+    async def aacquire(self, word: str) -> str:
+        self.tasks.append(asyncio.current_task())
+        self.asked.set()
+        if self.steady:
+            await self.go_on
+        else:
+            async with asyncio.timeout(PATIENCE):
+                await steadily(asyncio.wait_for(_ended(self.go_on), PATIENCE))
+        self.tasks.append(asyncio.current_task())
+        self.calls.append(word)
+        return word
+
+    async def arelease(self, word: str) -> None:
+        self.calls.append(f"release {word}")
+
+
+async def _ended(wait: Wait) -> None:
+    await wait
+
+
+def taking(slow: Slow) -> Steps:
+    try:
+        yield Ask(slow, "acquire", ("k",))
+    except asyncio.CancelledError:
+        yield Ask(slow, "release", ("k",))
+        raise
+
+
+@pytest.mark.parametrize("steady", [True, False])
+async def test_an_interrupted_acquire_is_carried_on_and_undone(steady: bool) -> None:
+    """In the task that it began in, where it minds that: in one of its own from the beginning."""
+    slow = Slow(steady)
+    task = asyncio.create_task(arun(taking(slow)))
+    await slow.asked.wait()
+    assert (slow.tasks == [task]) is steady
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert slow.calls == []
+    slow.go_on.end(None)
+    running, _ = drivers._background[asyncio.get_running_loop()]
+    while running:
+        await asyncio.wait(running)
+    assert slow.calls == ["k", "release k"]
+    assert (slow.tasks[0] is slow.tasks[1]) is (not steady)
+
+
+def test_a_store_is_steady_if_all_of_it_is(redis_url: str) -> None:
+    """Threads of the database's store mind the task; a site's own store is not asked to know."""
+    assert get_store("default").steady
+    assert not FailoverStore(get_store("default"), DatabaseStore("t")).steady
+    assert not Store.steady
+
+
+@pytest.mark.parametrize("warm", [True, False])
+async def test_cancelled_in_an_acquire_that_has_to_connect_it_leaves_no_orphan(
+    distant: Store, proxy: Proxy, redis_server: Valkey, warm: bool
+) -> None:
+    if warm:
+        # The connection that is there turns out to be a dead one.
+        await distant.aacquire("other", "a", 0.001, 1, 0.0)
+        proxy.trap(ACQUIRE.sha, then="drop")
+    trap = proxy.trap(b"CLIENT", at="request", then="hold")
+    task = asyncio.create_task(atake(lease_on(distant)))
+    await struck(trap)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    trap.release()
+    running, _ = drivers._background[asyncio.get_running_loop()]
+    while running:
+        await asyncio.wait(running)
+    assert proxy.count(RELEASE.sha) == 1
+    await eventually(lambda: not left(redis_server), "the lease to be given back")
+
+
 # The end of the loop
 
 
@@ -288,16 +376,11 @@ def test_a_loop_that_just_stops_leaves_its_leases_to_the_keeper(
     task = loop.create_task(atake(lease_on(distant)))
     loop.run_until_complete(struck(trap))
     assert len(left(redis_server)) == 1
-    pending = asyncio.all_tasks(loop)
-    for one in pending:
-        one._log_destroy_pending = False  # type: ignore[attr-defined]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
     # Destroyed as the collector does, without a loop.
     task.get_coro().close()  # type: ignore[union-attr]
     trap.release()
     until(lambda: left(redis_server) == [], "the lease to be given back")
-    for one in pending - {task}:
-        one.cancel()
-    loop.run_until_complete(asyncio.gather(*(pending - {task}), return_exceptions=True))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()

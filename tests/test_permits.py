@@ -13,6 +13,7 @@ import pytest
 from singleflight_django import semaphore_lock
 from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import Conflict, Grant
+from singleflight_django.stores.redis.async_permits import AsyncPermits
 from singleflight_django.stores.redis.permits import MOST, Permits
 from singleflight_django.stores.registry import get_store
 from tests.proxy import Proxy
@@ -54,6 +55,105 @@ class TestPermits:
         permits.give()
         waiting.join(PATIENCE)
         assert not waiting.is_alive()
+        assert not permits.take_at_once()
+
+    def test_those_that_wait_get_what_is_given_back_in_turn(self) -> None:
+        permits, served = Permits(patience=PATIENCE), []
+        for _ in range(MOST):
+            permits.take()
+
+        def wait(number: int) -> None:
+            permits.take()
+            served.append(number)
+
+        waiting = []
+        for number in range(3):
+            waiting.append(threading.Thread(target=wait, args=(number,)))
+            waiting[-1].start()
+            eventually(lambda place=number + 1: len(permits._queue) == place)
+        for number in range(3):
+            permits.give()
+            eventually(lambda place=number + 1: len(served) == place)
+        assert served == [0, 1, 2]
+
+    def test_one_that_waited_in_vain_leaves_the_queue(self) -> None:
+        permits = Permits(patience=0.01)
+        for _ in range(MOST):
+            permits.take()
+        with pytest.raises(TimeoutError):
+            permits.take()
+        permits.give()
+        assert permits.take_at_once()
+        assert not permits.take_at_once()
+
+    def test_none_is_lost_and_none_is_made(self) -> None:
+        """Eight times as many threads as permits, and some of them give up."""
+        permits, inside, most = Permits(patience=0.02), set(), []
+
+        def work(number: int) -> int:
+            given_up = 0
+            for _ in range(20):
+                try:
+                    permits.take()
+                except TimeoutError:
+                    given_up += 1
+                    continue
+                inside.add(number)
+                most.append(len(inside))
+                time.sleep(0.0005)
+                inside.discard(number)
+                permits.give()
+            return given_up
+
+        with ThreadPoolExecutor(8 * MOST) as pool:
+            list(pool.map(work, range(8 * MOST)))
+        assert max(most) <= MOST
+        assert sum(permits.take_at_once() for _ in range(MOST + 1)) == MOST
+        assert not permits._queue
+
+
+class TestAsyncPermits:
+    async def test_there_are_so_many_and_no_more(self) -> None:
+        permits = AsyncPermits(patience=0.01)
+        for _ in range(MOST):
+            await permits.take()
+        assert not permits.take_at_once()
+        with pytest.raises(TimeoutError, match=f"{MOST} calls have been under way"):
+            await permits.take()
+        permits.give()
+        assert permits.take_at_once()
+        assert not permits.take_at_once()
+
+    async def test_those_that_wait_get_what_is_given_back_in_turn(self) -> None:
+        permits, served = AsyncPermits(patience=PATIENCE), []
+        for _ in range(MOST):
+            await permits.take()
+
+        async def wait(number: int) -> None:
+            await permits.take()
+            served.append(number)
+
+        waiting = [asyncio.create_task(wait(number)) for number in range(3)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.sleep(0)
+        permits.give()
+        permits.give()
+        assert not permits.take_at_once()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert served == [0, 2]
+
+    async def test_one_that_comes_while_its_waiter_is_cancelled_is_not_lost(self) -> None:
+        permits = AsyncPermits(patience=PATIENCE)
+        for _ in range(MOST):
+            await permits.take()
+        waiting = asyncio.create_task(permits.take())
+        await asyncio.sleep(0)
+        permits.give()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert permits.take_at_once()
         assert not permits.take_at_once()
 
 

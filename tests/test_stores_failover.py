@@ -304,13 +304,13 @@ class TestTheBreaker:
         breaker = Breaker()
         assert breaker.lets_through()
         breaker.trip(StoreUnavailableError("away"))
-        assert not breaker.is_closed
+        assert breaker.away
         assert not breaker.lets_through()
         later = breaker._again_at
         monkeypatch.setattr(outages, "clock", lambda: later)
         assert [breaker.lets_through() for _ in range(3)] == [True, False, False]
         breaker.mend()
-        assert breaker.is_closed
+        assert not breaker.away
         assert breaker.lets_through()
 
     def test_leases_that_nobody_gave_back_are_not_remembered_for_ever(

@@ -155,6 +155,8 @@ class Store(ABC):
     fences = False
     # Can the store name those who hold something in it?
     can_list = False
+    # May another task carry on what the a-methods of acquire, release, join and publish have begun?
+    steady = False
 
     @abstractmethod
     def acquire(

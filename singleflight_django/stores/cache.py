@@ -21,6 +21,7 @@ from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.filebased import FileBasedCache
 
 from singleflight_django.exceptions import StoreUnavailableError
+from singleflight_django.steadiness import steadily
 from singleflight_django.stores.base import Claim, Conflict, Grant
 from singleflight_django.stores.cache_examining import examine
 from singleflight_django.stores.cache_flights import CacheFlights, parse_lease
@@ -47,6 +48,8 @@ class CacheStore(CacheFlights):
     A lease is the text ``<owner token> <end> <more>``, the end by this machine's wall clock: only for
     telling others how long it has to live, never for ending it. Whole seconds, rounded up.
     """
+
+    steady = True
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -151,7 +154,7 @@ class CacheStore(CacheFlights):
         # Made here, the cache with its connections stays in this context; in a thread that asgiref
         # hasn't moved the context to, it would be made anew for each call.
         usable_cache(self._alias)
-        return await sync_to_async(call, thread_sensitive=False)(*args)
+        return await steadily(sync_to_async(call, thread_sensitive=False)(*args))
 
     def call(self, method: str, slot: str, *args: Any) -> Any:
         """Call a method of the cache; whatever goes wrong, the store can't tell."""

@@ -38,6 +38,7 @@ class FailoverStore(Store):
 
     def __init__(self, first: Store, second: Store, breaker: Breaker | None = None) -> None:
         self._first, self._second = first, second
+        self.steady = first.steady and second.steady
         self._breaker = breaker or Breaker()
         # What was taken in the second store.
         self._moved = Places()
@@ -60,13 +61,13 @@ class FailoverStore(Store):
     @property
     def longest_block(self) -> float:  # type: ignore[override]
         """See Store.longest_block."""
-        return self._first.longest_block if self._breaker.is_closed else 0.0
+        return 0.0 if self._breaker.away else self._first.longest_block
 
     def acquire(
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
         """See Store.acquire()."""
-        if self._breaker.is_closed:
+        if not self._breaker.away:
             try:
                 return self._first.acquire(key, token, ttl, limit, wait)
             except self.away as error:
@@ -78,7 +79,7 @@ class FailoverStore(Store):
         self, key: str, token: str, ttl: float, limit: int, wait: float
     ) -> Grant | Conflict:
         """See acquire()."""
-        if self._breaker.is_closed:
+        if not self._breaker.away:
             try:
                 return await self._first.aacquire(key, token, ttl, limit, wait)
             except self.away as error:
@@ -88,7 +89,7 @@ class FailoverStore(Store):
 
     def join(self, key: str, joining: Joining) -> Joined:
         """See Store.join()."""
-        if self._breaker.is_closed:
+        if not self._breaker.away:
             try:
                 return self._first.join(key, joining)
             except self.away as error:
@@ -98,7 +99,7 @@ class FailoverStore(Store):
 
     async def ajoin(self, key: str, joining: Joining) -> Joined:
         """See join()."""
-        if self._breaker.is_closed:
+        if not self._breaker.away:
             try:
                 return await self._first.ajoin(key, joining)
             except self.away as error:
@@ -128,10 +129,14 @@ class FailoverStore(Store):
 
     def publish(self, key: str, publishing: Publishing) -> Status | None:
         """See Store.publish()."""
+        if not self._moved.has(key, publishing.token):
+            return self._first.publish(key, publishing)
         return cast(Status | None, ask(self._publish(key, publishing)))
 
     async def apublish(self, key: str, publishing: Publishing) -> Status | None:
         """See publish()."""
+        if not self._moved.has(key, publishing.token):
+            return await self._first.apublish(key, publishing)
         return cast(Status | None, await ask_async(self._publish(key, publishing)))
 
     def wait_free(self, key: str, seconds: float) -> bool:
@@ -198,7 +203,7 @@ class FailoverStore(Store):
         return self._second if self._moved.has_key(key) else self._first
 
     def _timekeeper(self, key: str) -> Store:
-        return self._store_of(key) if self._breaker.is_closed else self._second
+        return self._second if self._breaker.away else self._store_of(key)
 
     def _take(self, key: str, token: str, ttl: float, verb: str, args: tuple[Any, ...]) -> Steps:
         if self._breaker.lets_through():
@@ -217,7 +222,7 @@ class FailoverStore(Store):
         return answer
 
     def _wait(self, verb: str, at_once: object, args: tuple[Any, ...]) -> Steps:
-        if not self._breaker.is_closed:
+        if self._breaker.away:
             return (yield self._second, verb, args)
         try:
             return (yield self._first, verb, args)
@@ -231,7 +236,7 @@ class FailoverStore(Store):
     def _release(self, key: str, token: str) -> Steps:
         released = yield self._second, "release", (key, token)
         self._moved.remove(key, token)
-        if self._breaker.is_closed:
+        if not self._breaker.away:
             # It may have carried out what it did not answer.
             try:
                 yield self._first, "release", (key, token)
@@ -240,7 +245,6 @@ class FailoverStore(Store):
         return released
 
     def _publish(self, key: str, publishing: Publishing) -> Steps:
-        moved = self._moved.has(key, publishing.token)
-        status = yield self._second if moved else self._first, "publish", (key, publishing)
+        status = yield self._second, "publish", (key, publishing)
         self._moved.remove(key, publishing.token)
         return status

@@ -34,17 +34,13 @@ class Breaker:
     ) -> None:
         self._gone, self._back, self._rest = gone, back, rest
         self._again_at = 0.0
-        # Has one element while the store is away. No lock: a fork may come at any time.
-        self._away: dict[str, object] = {}
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the store answered the last time that it was asked."""
-        return not self._away
+        # Has one element while the store is away, which did not answer the last time that it was asked.
+        # No lock: a fork may come at any time.
+        self.away: dict[str, object] = {}
 
     def lets_through(self) -> bool:
         """Whether this caller is to ask it."""
-        if not self._away:
+        if not self.away:
             return True
         now = clock()
         if now < self._again_at:
@@ -57,14 +53,14 @@ class Breaker:
         """Note that it did not answer."""
         self._again_at, mine = clock() + self._rest(), object()
         # One of those that find out together tells.
-        if self._away.setdefault("away", mine) is mine:
+        if self.away.setdefault("away", mine) is mine:
             # A cache that complains of a key quotes it, and that may hold a secret of a header.
             why = str(error).replace(error.key, "(key)") if error.key else str(error)
             logger.warning("%s: %s", self._gone, why)
 
     def mend(self) -> None:
         """Note that it answered."""
-        if self._away.pop("away", None):
+        if self.away.pop("away", None):
             logger.warning("%s", self._back)
 
 

@@ -41,10 +41,13 @@ def pack(*args: str | bytes | int) -> bytes:
 def pack_call(call: Call, source: bool = False) -> bytes:
     """Write ``call`` by the script's name, or with its ``source`` for a server that forgot it."""
     script, keys, args, payload = call
-    if not source and payload is None:
-        # Short, and so often sent that it is written in one go.
-        told = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, keys + args)])
-        if told.isascii():
-            return (script.call % (3 + len(keys) + len(args), len(keys))) + told.encode()
-    head: tuple[bytes, bytes] = (b"EVAL", script.source) if source else (b"EVALSHA", script.sha)
-    return pack(*head, *call.words)
+    # Short, and so often sent that it is written in one go.
+    told = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, keys + args)])
+    if source or not told.isascii():
+        head: tuple[bytes, bytes] = (b"EVAL", script.source) if source else (b"EVALSHA", script.sha)
+        return pack(*head, *call.words)
+    words = 3 + len(keys) + len(args)
+    if payload is None:
+        return b"%b%b" % (script.call % (words, len(keys)), told.encode())
+    begin = script.call % (words + 1, len(keys))
+    return b"%b%b$%d\r\n%b\r\n" % (begin, told.encode(), len(payload), payload)

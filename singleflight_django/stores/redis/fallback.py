@@ -66,7 +66,7 @@ class RedisOrCacheStore(FailoverStore):
 
     @property
     def _present(self) -> Store:
-        return self._first if self._breaker.is_closed else self._second
+        return self._second if self._breaker.away else self._first
 
     def _forget(self, key: str) -> Steps:
         if self._breaker.lets_through():

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-
-from singleflight_django.waiting import clock
+from threading import Lock
 
 # So many exchange a command for its reply at once, and so many more wait for news on the server.
 MOST = 64
-# How often a thread that finds no permit looks again, in seconds. It takes as long as an exchange.
-PAUSE = 0.001
 
 
 class Permits:
-    """``MOST`` permits for threads. They cost next to nothing while there are enough."""
+    """``MOST`` permits for threads, first come, first served.
+
+    Nothing is locked while there are enough: adding to and taking from an end of a deque is atomic.
+    """
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        # Adding and taking away at an end are atomic.
         self._free = deque(range(MOST))
+        # A locked lock for each thread that waits: whoever unlocks it has left it a permit.
+        self._queue: deque[Lock] = deque()
 
     def take(self) -> None:
         """Wait for a permit; TimeoutError after ``patience`` seconds."""
-        if self.take_at_once():
-            return
-        deadline = clock() + self._patience
-        while not self.take_at_once():
-            if clock() > deadline:
-                raise TimeoutError(f"{MOST} calls have been under way for {self._patience} s.")
-            time.sleep(PAUSE)
+        try:
+            self._free.pop()
+        except IndexError:
+            self._wait()
 
     def take_at_once(self) -> bool:
         """Whether there was a permit."""
@@ -40,5 +37,40 @@ class Permits:
         return True
 
     def give(self) -> None:
-        """Give one back."""
+        """Give one back: to whoever has waited longest."""
         self._free.append(0)
+        if self._queue:
+            self._hand_out()
+
+    def _wait(self) -> None:
+        turn = Lock()
+        turn.acquire()
+        self._queue.append(turn)
+        # One that was given back before we stood in the queue would wait for us in vain.
+        self._hand_out()
+        try:
+            served = turn.acquire(timeout=self._patience)
+        except BaseException:
+            if not self._leave(turn):
+                self.give()
+            raise
+        if not served and self._leave(turn):
+            raise TimeoutError(f"{MOST} calls have been under way for {self._patience} s.")
+
+    def _hand_out(self) -> None:
+        """Give what is free to those who wait. Several threads may do so at once."""
+        while self._queue and self.take_at_once():
+            try:
+                turn = self._queue.popleft()
+            except IndexError:
+                self._free.append(0)
+            else:
+                turn.release()
+
+    def _leave(self, turn: Lock) -> bool:
+        """Leave the queue; False if there was a permit at the same moment."""
+        try:
+            self._queue.remove(turn)
+        except ValueError:
+            return False
+        return True

@@ -171,12 +171,13 @@ redis.call('PEXPIRE', KEYS[1], ttl)
 if taken_over then
   redis.call('HDEL', KEYS[3], 'again')
   if ARGV[5] == flight then redis.call('HINCRBY', KEYS[3], 'followers', -1) end
+  redis.call('HSET', KEYS[3], 'takeovers', takeovers, 'fence', us(fence))
 else
+  if flight then redis.call('DEL', KEYS[3]) end
   flight, takeovers = us(fence), 0
-  redis.call('DEL', KEYS[3])
-  redis.call('HSET', KEYS[3], 'flight', flight, 'print', print, 'open', 1)
+  redis.call('HSET', KEYS[3], 'flight', flight, 'print', print, 'open', 1, 'takeovers', 0,
+    'fence', flight)
 end
-redis.call('HSET', KEYS[3], 'takeovers', takeovers, 'fence', us(fence))
 redis.call('PEXPIRE', KEYS[3], ARGV[8])
 return {'led', flight, us(fence), takeovers, us(now)}
 """

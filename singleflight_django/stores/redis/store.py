@@ -65,6 +65,7 @@ class RedisStore(Store):
     compares_and_sets = True
     fences = True
     can_list = True
+    steady = True
 
     def __init__(self, link: Link, prefix: str) -> None:
         self._link = link
