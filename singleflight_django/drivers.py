@@ -27,14 +27,14 @@ _background: WeakKeyDictionary[
 def run(steps: Steps) -> Any:
     """Carry ``steps`` out, blocking. Return or raise what they do."""
     try:
-        ask = next(steps)
+        on, verb, args = next(steps)
         while True:
             try:
-                answer = getattr(ask.on, ask.verb)(*ask.args)
+                answer = getattr(on, verb)(*args)
             except BaseException as error:
-                ask = steps.throw(error)
+                on, verb, args = steps.throw(error)
             else:
-                ask = steps.send(answer)
+                on, verb, args = steps.send(answer)
     except StopIteration as stop:
         return stop.value
 
@@ -46,11 +46,12 @@ async def arun(steps: Steps) -> Any:
 
 async def _carry_out(steps: Steps, ask: Ask | None, result: Any) -> Any:
     while ask is not None:
-        call = getattr(ask.on, "a" + ask.verb)(*ask.args)
+        on, verb, args = ask
+        call = getattr(on, "a" + verb)(*args)
         whole: Steady | None = None
-        if ask.verb in WHOLE:
+        if verb in WHOLE:
             # A task of its own costs a fifth of the whole: most stores do without (measured).
-            whole = Steady(call if getattr(ask.on, "steady", False) else steadily(call))
+            whole = Steady(call if getattr(on, "steady", False) else steadily(call))
         try:
             answer = await (call if whole is None else whole)
         except GeneratorExit:
@@ -59,7 +60,7 @@ async def _carry_out(steps: Steps, ask: Ask | None, result: Any) -> Any:
             raise
         except BaseException as error:
             if whole is not None and whole.suspended:
-                in_background(_finish(steps, ask, whole))
+                in_background(_finish(steps, verb, whole))
                 raise
             ask, result = _advance(steps.throw, error)
         else:
@@ -67,7 +68,7 @@ async def _carry_out(steps: Steps, ask: Ask | None, result: Any) -> Any:
     return result
 
 
-async def _finish(steps: Steps, ask: Ask, call: Steady) -> None:
+async def _finish(steps: Steps, verb: str, call: Steady) -> None:
     """Carry an interrupted call on; undo it if it took something, else carry the steps through."""
     try:
         try:
@@ -75,7 +76,7 @@ async def _finish(steps: Steps, ask: Ask, call: Steady) -> None:
         except BaseException as error:
             following = _advance(steps.throw, error)
         else:
-            if ask.verb in TAKES:
+            if verb in TAKES:
                 following = _advance(steps.throw, asyncio.CancelledError())
             else:
                 following = _advance(steps.send, answer)

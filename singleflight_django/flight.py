@@ -17,7 +17,7 @@ from singleflight_django.exceptions import (
 )
 from singleflight_django.lease import Lease, enter, refuse_nested
 from singleflight_django.renewal import keeper
-from singleflight_django.steps import Ask, Steps
+from singleflight_django.steps import Steps
 from singleflight_django.stores.base import (
     Apart,
     Busy,
@@ -65,11 +65,11 @@ def _as_passenger(flight: Flight, local: tier.LocalFlight, passenger: tier.Passe
         flight.seat.take()
         seconds = flight.deadline.left()
         if seconds > SHORT:
-            if not (yield Ask(passenger, "wait_news", (SHORT,))):
+            if not (yield passenger, "wait_news", (SHORT,)):
                 yield from _let_go(flight)
-                yield Ask(passenger, "wait_news", (seconds - SHORT,))
+                yield passenger, "wait_news", (seconds - SHORT,)
         else:
-            yield Ask(passenger, "wait_news", (seconds,))
+            yield passenger, "wait_news", (seconds,)
     except BaseException:
         if not local.leave(passenger) and passenger.news is tier.AGENT:
             local.hand_over()
@@ -100,7 +100,7 @@ def _ask_the_store(flight: Flight, local: tier.LocalFlight) -> Steps:
     while True:
         asked = clock()
         try:
-            answer = yield Ask(store, "join", (flight.key, _joining(flight, local)))
+            answer = yield store, "join", (flight.key, _joining(flight, local))
         except BaseException as error:
             yield from _undo(flight.lease, error)
             raise
@@ -125,7 +125,7 @@ def _compare_clocks(flight: Flight, local: tier.LocalFlight, news: Joined) -> St
             return
         asked = clock()
         try:
-            now = yield Ask(flight.lease.store, "now", (flight.key,))
+            now = yield flight.lease.store, "now", (flight.key,)
         except StoreUnavailableError:
             return
         if now is None:
@@ -156,11 +156,11 @@ def _wait(flight: Flight, local: tier.LocalFlight, busy: Busy, pause: float) -> 
     block = store.longest_block
     seconds = min(left, block, busy.remaining + 0.001) if block else min(left, pause)
     try:
-        landing = yield Ask(store, "wait_landing", (flight.key, local.flight, local.seen, seconds))
+        landing = yield store, "wait_landing", (flight.key, local.flight, local.seen, seconds)
     except StoreUnavailableError:
         # Cut off, or forbidden to block: whether the store is away, the next join tells.
         landing, seconds = None, min(left, pause)
-        yield Ask(store, "rest", (seconds,))
+        yield store, "rest", (seconds,)
     if landing is None:
         flight.deadline.spend(seconds)
         if flight.wait - flight.deadline.left() >= SHORT:
@@ -172,7 +172,7 @@ def _let_go(flight: Flight) -> Steps:
     """Let go of what others may need meanwhile, once."""
     ballast, flight.ballast = flight.ballast, None
     if ballast is not None:
-        yield Ask(ballast, "let_go")
+        yield ballast, "let_go", ()
 
 
 def _lead(flight: Flight, local: tier.LocalFlight, led: Led, asked: float) -> Leading:
@@ -196,7 +196,7 @@ def _undo(lease: Lease, error: BaseException) -> Steps:
         keeper.give_back_later(lease)
         return
     try:
-        yield Ask(lease.store, "release", (lease.keys[0], lease.token))
+        yield lease.store, "release", (lease.keys[0], lease.token)
     except StoreUnavailableError:
         keeper.give_back_later(lease)
 

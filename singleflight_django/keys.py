@@ -17,7 +17,7 @@ from singleflight_django.exceptions import KeyFieldError
 from singleflight_django.parts import join, literal, part
 from singleflight_django.redaction import Redaction
 from singleflight_django.requests import Reader
-from singleflight_django.templates import LONE_SOURCES, Field, Template, parse
+from singleflight_django.templates import LONE_SOURCES, Field, Template, has_no_field, parse
 
 _KINDS = {bool: "a boolean", float: "a float", list: "a list", dict: "an object"}
 
@@ -34,22 +34,37 @@ class KeySpec:
     """
 
     def __init__(self, key: object) -> None:
+        self._key = key
+        self._static: tuple[str, ...] = ()
+        if isinstance(key, str) and has_no_field(key):
+            # What a `with` has, mostly: it needs to know no more than this.
+            self._static = (literal(key),)
+        elif not self.fields and not self.callables:
+            self._static = tuple(sorted({template.render(()) for template in self.templates}))
+        self.static = bool(self._static)
+
+    @cached_property
+    def _makers(self) -> list[_FromTemplate | _FromCallable]:
+        key = self._key
         makers = [_maker(item) for item in key] if isinstance(key, list) else [_maker(key)]
         if not makers:
             raise ValueError("key=[] names no key. Name what two calls share.")
-        templates = [maker.template for maker in makers if type(maker) is _FromTemplate]
-        self._makers = makers
-        self._callables = len(templates) < len(makers)
-        self.templates = templates
-        self.fields = tuple([field for template in templates for field in template.fields])
-        self.static = not self.fields and not self._callables
-        fixed = {template.render(()) for template in templates if self.static}
-        self._static = tuple(sorted(fixed))
+        return makers
 
-    @property
+    @cached_property
+    def templates(self) -> list[Template]:
+        """The templates among what the keys are made of."""
+        return [maker.template for maker in self._makers if isinstance(maker, _FromTemplate)]
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """What the templates take from requests."""
+        return tuple([field for template in self.templates for field in template.fields])
+
+    @cached_property
     def callables(self) -> tuple[Callable[..., object], ...]:
         """The functions that make keys of requests."""
-        return tuple(maker.function for maker in self._makers if isinstance(maker, _FromCallable))
+        return tuple([made.function for made in self._makers if isinstance(made, _FromCallable)])
 
     @cached_property
     def redaction(self) -> Redaction | None:
@@ -76,7 +91,7 @@ class KeySpec:
     ) -> tuple[str, ...]:
         """See keys()."""
         # The lazy request.user and a callable may query the database.
-        if self._callables or any(field.source == "user" for field in self.fields):
+        if self.callables or any(field.source == "user" for field in self.fields):
             return await sync_to_async(self.keys)(request, args, kwargs)
         return self.keys(request, args, kwargs)
 

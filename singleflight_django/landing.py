@@ -7,7 +7,7 @@ from functools import partial
 from singleflight_django.callers import OPEN, Flight
 from singleflight_django.lease import Lease
 from singleflight_django.renewal import keeper
-from singleflight_django.steps import Ask, Steps
+from singleflight_django.steps import Steps
 from singleflight_django.stores.base import Landing, Publishing, Status
 from singleflight_django.tier import LocalFlight
 from singleflight_django.waiting import clock
@@ -41,7 +41,7 @@ def land(
         flight.wait,
     )
     try:
-        seen = yield Ask(lease.store, "publish", (flight.key, publishing))
+        seen = yield lease.store, "publish", (flight.key, publishing)
     except BaseException as error:
         keeper.give_back_later(lease)
         # What the store may not have heard, this process can know all the same.

@@ -59,10 +59,9 @@ def _acquire_key(lease: Lease, key: str, terms: Terms, deadline: Deadline) -> St
     pause: Iterator[float] | None = None
     while True:
         asked, left = clock(), deadline.left()
+        args = (key, lease.token, lease.ttl, terms.limit, left)
         try:
-            answer = yield Ask(
-                lease.store, "acquire", (key, lease.token, lease.ttl, terms.limit, left)
-            )
+            answer = yield lease.store, "acquire", args
         except BaseException:
             # The store may have carried out what it did not answer.
             lease.grant(key, None, clock())
@@ -80,7 +79,7 @@ def _acquire_key(lease: Lease, key: str, terms: Terms, deadline: Deadline) -> St
         else:
             pause = pause or pauses(terms.longest_pause)
             seconds = min(left, next(pause))
-        woken = yield Ask(lease.store, "wait_free", (key, seconds))
+        woken = yield lease.store, "wait_free", (key, seconds)
         if not woken:
             deadline.spend(seconds)
 
@@ -106,7 +105,7 @@ def _give_back(lease: Lease) -> Generator[Ask, Any, bool]:
     ours = True
     try:
         for key in reversed(lease.fences):
-            answer = yield Ask(lease.store, "release", (key, lease.token))
+            answer = yield lease.store, "release", (key, lease.token)
             ours = ours and answer
     except Exception:
         keeper.give_back_later(lease)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Ask(NamedTuple):
-    """One call that may block: of ``on``'s method ``verb``, or in async code of its a-twin."""
-
-    on: Any
-    verb: str
-    args: tuple[Any, ...] = ()
-
+# One call that may block: of an object, its method's name (in async code that of its a-twin), and the
+# arguments. A plain tuple, for it is made for each request to the server.
+Ask = tuple[Any, str, tuple[Any, ...]]
 
 Steps = Generator[Ask, Any, Any]

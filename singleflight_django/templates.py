@@ -70,13 +70,18 @@ class Template(NamedTuple):
         return self.pattern % tuple(map(_fill, values, self.guards))
 
 
+def has_no_field(text: str) -> bool:
+    """Whether ``text`` is a key as it stands."""
+    return "<" not in text and ">" not in text and not text.isspace() and bool(text)
+
+
 def parse(text: str) -> Template:
     """Return the template that ``text`` describes; ValueError tells what to write instead."""
     if not isinstance(text, str):
         raise TypeError(f"A key template is a str, not {type(text).__name__}.")
     if not text.strip():
         raise ValueError('A key template is empty. Name what two calls share: "lesson:<uuid>".')
-    if "<" not in text and ">" not in text:
+    if has_no_field(text):
         return Template(text, (), literal(text).replace("%", "%%"), ())
     pieces = _FIELD.split(text)
     literals, fields = pieces[::2], tuple(_field(inner, text) for inner in pieces[1::2])

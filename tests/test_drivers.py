@@ -18,7 +18,7 @@ from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.locking import release
 from singleflight_django.renewal import keeper
 from singleflight_django.steadiness import Wait, steadily
-from singleflight_django.steps import Ask, Steps
+from singleflight_django.steps import Steps
 from singleflight_django.stores.base import Claim, Grant, Store
 from singleflight_django.stores.database.store import DatabaseStore
 from singleflight_django.stores.failover import FailoverStore
@@ -67,7 +67,7 @@ class GreenletExit(BaseException):
 def talk(words: list[str], heard: list[str]) -> Steps:
     for word in words:
         try:
-            heard.append((yield Ask(Echo(), "say", (word,))))
+            heard.append((yield Echo(), "say", (word,)))
         except BaseException as error:
             heard.append(type(error).__name__)
             if isinstance(error, GreenletExit):
@@ -282,9 +282,9 @@ async def _ended(wait: Wait) -> None:
 
 def taking(slow: Slow) -> Steps:
     try:
-        yield Ask(slow, "acquire", ("k",))
+        yield slow, "acquire", ("k",)
     except asyncio.CancelledError:
-        yield Ask(slow, "release", ("k",))
+        yield slow, "release", ("k",)
         raise
 
 

@@ -668,6 +668,7 @@ def test_steps_of_a_join_that_are_dropped_give_back_what_they_won() -> None:
     flight = guard.flight("k", blocking=True)
     steps = join(flight)
     ask = next(steps)
-    getattr(ask.on, ask.verb)(*ask.args)
+    on, verb, args = ask
+    getattr(on, verb)(*args)
     steps.close()
     assert SingleFlight("f", ttl=60, wait=5).run("k", lambda: 7) == 7

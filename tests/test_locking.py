@@ -284,7 +284,8 @@ def test_steps_that_are_closed_in_the_middle_leave_it_to_the_keeper(
     lease = lease_on(store)
     steps = acquire(lease, Terms())
     ask = next(steps)
-    store.acquire(*ask.args)
+    _, _, args = ask
+    store.acquire(*args)
     steps.close()
     until(lambda: not entries(redis_client, "lease"), "the lease to be given back")
 
