@@ -15,7 +15,8 @@ from singleflight_django.exceptions import (
     LeaderFailedError,
     StoreUnavailableError,
 )
-from singleflight_django.lease import Lease, enter, refuse_nested
+from singleflight_django.held import enter, refuse_nested
+from singleflight_django.lease import Lease
 from singleflight_django.renewal import keeper
 from singleflight_django.steps import Steps
 from singleflight_django.stores.base import (

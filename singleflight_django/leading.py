@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from singleflight_django.callers import Flight
 from singleflight_django.drivers import arun, in_background
 from singleflight_django.exceptions import StoreUnavailableError
+from singleflight_django.held import leave
 from singleflight_django.landing import land, lapse
-from singleflight_django.lease import leave
 from singleflight_django.stores.base import Status
 
 Freight = tuple[Status, bytes, float, float]

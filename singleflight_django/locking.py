@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
-from singleflight_django.lease import Lease, enter, refuse_nested
+from singleflight_django.held import enter, refuse_nested
+from singleflight_django.lease import Lease
 from singleflight_django.renewal import keeper
 from singleflight_django.steps import Ask, Steps
 from singleflight_django.stores.base import Conflict

@@ -29,7 +29,8 @@ from singleflight_django.parts import qualify
 from singleflight_django.stores.base import Conflict, Grant, Joining, Landing, Led, Status, Store
 from singleflight_django.stores.database.store import DatabaseStore
 from singleflight_django.stores.listing import Holding
-from singleflight_django.stores.redis.store import Link, RedisStore
+from singleflight_django.stores.redis.links import Link
+from singleflight_django.stores.redis.store import RedisStore
 from singleflight_django.stores.registry import get_store
 from tests.servers import Valkey
 from tests.test_stores_listing import commands_of, plant

@@ -22,8 +22,9 @@ from singleflight_django.exceptions import StoreUnavailableError
 from singleflight_django.stores.base import Conflict, Joining, Led, Publishing
 from singleflight_django.stores.cache import CacheStore
 from singleflight_django.stores.redis import scripts
+from singleflight_django.stores.redis.links import Link
 from singleflight_django.stores.redis.rights import DISPENSABLE, scratch_commands
-from singleflight_django.stores.redis.store import Link, RedisStore, store_on
+from singleflight_django.stores.redis.store import RedisStore, store_on
 from tests import clusters
 from tests.conftest import OneDatabase
 from tests.proxy import Proxy

@@ -12,7 +12,8 @@ from singleflight_django.exceptions import (
     NestedFlightError,
     StoreUnavailableError,
 )
-from singleflight_django.lease import Lease, held_here
+from singleflight_django.held import held_here
+from singleflight_django.lease import Lease
 from singleflight_django.stores.base import Store
 from singleflight_django.stores.registry import get_store
 from tests.engine import Ear, agive_back, give_back, lease_on, take

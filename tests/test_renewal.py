@@ -21,8 +21,9 @@ from singleflight_django.exceptions import LeaseLostError
 from singleflight_django.renewal import Keeper, keeper
 from singleflight_django.stores.base import Claim, Grant, Store
 from singleflight_django.stores.cache import CacheStore
+from singleflight_django.stores.redis.links import Link
 from singleflight_django.stores.redis.scripts import RENEW
-from singleflight_django.stores.redis.store import Link, RedisStore
+from singleflight_django.stores.redis.store import RedisStore
 from singleflight_django.stores.registry import get_store
 from singleflight_django.waiting import clock
 from tests.engine import PATIENCE, Ear, entries, give_back, in_threads, lease_on, take

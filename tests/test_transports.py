@@ -24,8 +24,9 @@ from singleflight_django.stores.base import Claim, Conflict, Grant, RenewalInDou
 from singleflight_django.stores.redis import transports
 from singleflight_django.stores.redis.clients import DEFAULT_SOCKET_TIMEOUT, Server, understood
 from singleflight_django.stores.redis.commands import Call, pack
+from singleflight_django.stores.redis.links import Link
 from singleflight_django.stores.redis.scripts import ACQUIRE
-from singleflight_django.stores.redis.store import Link, RedisStore, store_on
+from singleflight_django.stores.redis.store import RedisStore, store_on
 from singleflight_django.stores.redis.transports import ConnectionTransport
 from singleflight_django.waiting import clock
 from tests.engine import PATIENCE, in_threads

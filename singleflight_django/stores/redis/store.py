@@ -23,8 +23,7 @@ from singleflight_django.stores.base import (
 )
 from singleflight_django.stores.findings import Finding
 from singleflight_django.stores.listing import Holding
-from singleflight_django.stores.redis.async_transports import LoopTransports
-from singleflight_django.stores.redis.clients import Server, primary_client
+from singleflight_django.stores.redis.clients import Server
 from singleflight_django.stores.redis.commands import Call, Watching
 from singleflight_django.stores.redis.examining import examine
 from singleflight_django.stores.redis.flights import (
@@ -38,9 +37,9 @@ from singleflight_django.stores.redis.flights import (
     publish_call,
     published,
 )
+from singleflight_django.stores.redis.links import Link
 from singleflight_django.stores.redis.listing import holdings
 from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE, RENEW
-from singleflight_django.stores.redis.transports import transport_to
 
 # Where the access rules forbid BLPOP, waiters look again after this many seconds.
 UNWAKEABLE_PAUSE = 0.1
@@ -48,15 +47,6 @@ UNWAKEABLE_PAUSE = 0.1
 
 class ScriptsForbiddenError(StoreUnavailableError):
     """The server, or its access rules, don't let us run scripts."""
-
-
-class Link:
-    """A cache alias's server and the transports to it, for as long as its settings are the same."""
-
-    def __init__(self, alias: str) -> None:
-        self.server = Server(_reached(alias))
-        self.transport = transport_to(self.server)
-        self.loops = LoopTransports(self.server)
 
 
 class RedisStore(Store):
@@ -250,17 +240,6 @@ class RedisStore(Store):
         forbidden = _scripts_forbidden(self._link.server, error)
         kind = ScriptsForbiddenError if forbidden else StoreUnavailableError
         return kind(f"The store did not answer: {error}", key=key)
-
-
-def _reached(alias: str) -> Any:
-    """Return the client of ``alias``. That of a cluster asks for the slots before it is there."""
-    try:
-        return primary_client(alias)
-    except Exception as error:
-        package = type(error).__module__.partition(".")[0]
-        if package in ("redis", "valkey") or isinstance(error, OSError):
-            raise StoreUnavailableError(f"The store can't be reached: {error}") from error
-        raise
 
 
 def store_on(alias: str, prefix: str) -> RedisStore:
