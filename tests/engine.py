@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from singleflight_django import lease as lease_module
+from singleflight_django import held
 from singleflight_django.drivers import arun, run
 from singleflight_django.lease import Lease
 from singleflight_django.locking import Terms, acquire, release
@@ -22,7 +22,7 @@ PATIENCE = 20.0
 def fresh_context() -> Iterator[None]:
     """No test holds what another one failed to give back. To be imported by the test module."""
     yield
-    lease_module._held.set(())
+    held._held.set(())
 
 
 class Ear:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from singleflight_django import lease as lease_module
-from singleflight_django import semaphore_lock
+from singleflight_django import held, semaphore_lock
 from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
 from singleflight_django.functions import SingleFlight
 from singleflight_django.stores import outages
@@ -330,6 +329,6 @@ async def test_the_lock_works_there_in_async_code_too(forbidding: str) -> None:
 
 async def enter(alias: str) -> None:
     # As another request, which doesn't hold it.
-    lease_module._held.set(())
+    held._held.set(())
     async with semaphore_lock("k", cache=alias):
         raise AssertionError("two holders at once")
