@@ -28,7 +28,7 @@ from django.test.utils import override_settings
 from singleflight_django import signals, tier
 from singleflight_django.functions import SingleFlight
 from singleflight_django.waiting import clock
-from tests.settings import django_redis
+from tests.settings import SOCKET_TIMEOUT, django_redis
 
 PATIENCE = 20.0
 
@@ -112,7 +112,9 @@ ERRORS = {"raise": RuntimeError, "exit": SystemExit, "interrupt": KeyboardInterr
 
 
 def main(pipe: Connection, url: str, store: str | None, options: dict[str, Any]) -> None:
-    caches = {"default": django_redis(url, SOCKET_TIMEOUT=options.pop("socket_timeout", 2))}
+    caches = {
+        "default": django_redis(url, SOCKET_TIMEOUT=options.pop("socket_timeout", SOCKET_TIMEOUT))
+    }
     with override_settings(CACHES=caches, SINGLEFLIGHT_STORE=store):
         child = Child(pipe, options)
         for name in ("flight_taken_over", "flight_failed", "lease_lost", "unprotected_run"):

@@ -19,7 +19,7 @@ from tests import settings as run
 
 # How long the work takes where nobody opens the door, in seconds.
 LONG = 20
-TTL = 1.0
+TTL = 2.0
 
 
 def work(request: HttpRequest) -> HttpResponse:

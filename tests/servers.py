@@ -17,6 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -27,13 +28,22 @@ import redis
 STARTS_WITHIN = 20.0
 
 
+# Between its choice and its server's start nobody listens on a port, nor while it is refused.
+_chosen: deque[int] = deque(maxlen=500)
+
+
 def free_port() -> int:
-    """A loopback port that nobody listens on.
+    """A loopback port that nobody listens on, and that no other worker of this run may choose.
 
     Not one that the kernel offers: it offers the next process the same before a server has it.
     """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    lowest = 10_000 + 2_000 * (1 + int(worker.removeprefix("gw")) % 10 if worker else 0)
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
+        port = random.SystemRandom().randrange(lowest, lowest + 2_000)
+        if port in _chosen:
+            continue
+        _chosen.append(port)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -219,7 +219,7 @@ class Scenes:
         assert site.meet(self.flight(wait=0.05)(site.view(room)), room) == [201, 504]
 
     def taken_over(self, site: Site) -> None:
-        site.take_over(self.flight(ttl=0.3))
+        site.take_over(self.flight(ttl=1))
 
     def not_for_sharing(self, site: Site) -> None:
         view = self.flight()(site.view(Room(open=True), with_cookie))

@@ -27,19 +27,21 @@ from tests.servers import Valkey, until
 from tests.store_contract import LONG
 
 PING = pack("PING")
+# Of a socket, in seconds. A busy machine needs one now and then.
+TIMEOUT = 1.5
 
 
 async def wire_to(port: int, **options: Any) -> AsyncWire:
     connection = redis.asyncio.Connection(host="127.0.0.1", port=port, **options)
     await connection.connect()
-    with redis.Redis(host="127.0.0.1", port=port, socket_timeout=1.0) as client:
+    with redis.Redis(host="127.0.0.1", port=port, socket_timeout=TIMEOUT) as client:
         return async_wire_on(connection, Server(client))
 
 
 @pytest.fixture(params=["short", "driver's"])
 async def wire(request: pytest.FixtureRequest, proxy: Proxy) -> AsyncIterator[AsyncWire]:
     """Both ways, behind the proxy."""
-    in_python = {"parser_class": _AsyncRESP2Parser, "protocol": 2, "socket_timeout": 1.0}
+    in_python = {"parser_class": _AsyncRESP2Parser, "protocol": 2, "socket_timeout": TIMEOUT}
     made = await wire_to(proxy.port, **({} if request.param == "short" else in_python))
     assert isinstance(made, ShortAsyncWire) is (request.param == "short")
     yield made
@@ -102,15 +104,15 @@ async def test_nil_is_told_from_nothing(wire: AsyncWire) -> None:
     assert wire.is_open
     begin = clock()
     assert await wire.exchange_within(pack("BLPOP", "nothing", "5"), 0.1) is None
-    assert clock() - begin < 1.0
+    assert clock() - begin < 4
     assert not wire.is_open
 
 
 async def test_a_wait_may_be_longer_than_the_patience_with_a_socket(wire: AsyncWire) -> None:
     await wire.exchange(PING, 1)
     begin = clock()
-    assert await wire.exchange_within(pack("BLPOP", "nothing", "1.3"), 5.0) is None
-    assert clock() - begin > 1.2
+    assert await wire.exchange_within(pack("BLPOP", "nothing", "1.8"), 8.0) is None
+    assert clock() - begin > 1.7
     assert wire.is_open
 
 
@@ -122,7 +124,7 @@ async def test_a_server_that_hangs_is_the_drivers_timeout(wire: AsyncWire, proxy
     begin = clock()
     with pytest.raises(redis.TimeoutError):
         await wire.exchange(PING, 1)
-    assert 0.9 < clock() - begin < 2.0
+    assert 0.9 * TIMEOUT < clock() - begin < 4 * TIMEOUT
 
 
 async def test_a_connection_that_breaks_is_the_drivers_error(wire: AsyncWire, proxy: Proxy) -> None:

@@ -36,7 +36,7 @@ CacheAt = Callable[..., str]
 @pytest.fixture
 def distant(proxy: Proxy, cache_at: CacheAt) -> Store:
     """A store behind the proxy."""
-    store = get_store(cache_at(proxy.url(), SOCKET_TIMEOUT=2))
+    store = get_store(cache_at(proxy.url(), SOCKET_TIMEOUT=10))
     # So that the server knows the scripts.
     store.acquire("warm", "a", 1.0, 1, 0.0)
     store.renew([Claim("warm", "a", 1.0)])
@@ -189,7 +189,7 @@ async def test_cancelled_in_its_wait_it_goes_at_once_and_had_nothing_to_give_bac
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert clock() - begin < 1
+    assert clock() - begin < 5
     assert proxy.count(RELEASE.sha) == 0
     assert ear.names == []
     holder.check()

@@ -251,12 +251,12 @@ def test_a_caller_never_gets_what_was_over_before_it_came(kind: str) -> None:
 
 
 def test_a_result_is_kept_for_its_time_and_no_longer(work: Work) -> None:
-    flights = SingleFlight("f", result_ttl=0.2)
+    flights = SingleFlight("f", result_ttl=1.5)
     work.gate.set()
     begin = time.monotonic()
     assert [flights.run("k", work) for _ in range(5)] == [1] * 5
     until(lambda: flights.run("k", work) == 2, "the result to end")
-    assert time.monotonic() - begin >= 0.2
+    assert time.monotonic() - begin >= 1.5
 
 
 async def test_a_kept_result_can_be_forgotten(kind: str, work: Work) -> None:
@@ -370,7 +370,7 @@ def test_wait_used_up_is_told_and_not_late(kind: str, work: Work) -> None:
         answers = results(followers)
         assert {type(answer) for answer in answers} == {FlightTimeoutError}
         assert all(answer.key == "f:k" for answer in answers)
-        assert 0.2 <= time.monotonic() - begin < 1.0
+        assert 0.2 <= time.monotonic() - begin < 5.0
         work.gate.set()
         assert leader.result(PATIENCE) == 1
     assert work.runs == 1
@@ -384,7 +384,7 @@ async def test_wait_used_up_is_told_to_tasks(kind: str, work: Work) -> None:
     followers = [acall(flights, work) for _ in range(5)]
     answers = await asyncio.gather(*followers, return_exceptions=True)
     assert {type(answer) for answer in answers} == {FlightTimeoutError}
-    assert 0.2 <= time.monotonic() - begin < 1.0
+    assert 0.2 <= time.monotonic() - begin < 5.0
     work.gate.set()
     assert await leader == 1
 
@@ -410,7 +410,7 @@ def test_wait_used_up_is_not_late_where_the_store_is_asked(kind: str, work: Work
         begin = time.monotonic()
         with pytest.raises(FlightTimeoutError):
             flights.run("k", work)
-        assert 0.2 <= time.monotonic() - begin < 1.0
+        assert 0.2 <= time.monotonic() - begin < 5.0
 
 
 def test_who_does_not_wait_is_told_at_once(kind: str, work: Work) -> None:
@@ -423,7 +423,7 @@ def test_who_does_not_wait_is_told_at_once(kind: str, work: Work) -> None:
 
 def test_an_agent_that_waits_for_less_long_hands_over(kind: str, work: Work) -> None:
     """Its passengers wait on, and miss nothing."""
-    short, long = SingleFlight("f", wait=0.3), SingleFlight("f", wait=PATIENCE)
+    short, long = SingleFlight("f", wait=1.5), SingleFlight("f", wait=PATIENCE)
     with callers() as pool, led_elsewhere(long, work) as leader:
         agent = pool.submit(call, short, work)
         until(lambda: tier._flights, "the agent")
@@ -472,7 +472,7 @@ def test_an_agent_without_a_seat_leaves_the_others_theirs(work: Work) -> None:
 
 def test_an_heir_keeps_its_seat(work: Work) -> None:
     """All seats are taken by those who wait: the one that becomes the agent has one."""
-    short = SingleFlight("f", wait=0.3, max_followers=3)
+    short = SingleFlight("f", wait=1.5, max_followers=3)
     long = SingleFlight("f", wait=PATIENCE, max_followers=3)
     with callers() as pool, led_elsewhere(long, work):
         agent = pool.submit(call, short, work)

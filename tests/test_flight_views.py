@@ -784,7 +784,7 @@ class TestWaiting:
     def test_a_site_under_a_burst_goes_on_answering(self, workers: int, settings: Any) -> None:
         """D44: a pool of workers, as gunicorn's gthread has it; more callers than workers."""
         room = Room()
-        module = urls(flight(ttl=0.3)(sync_view(room, ANSWERS["plain"])))
+        module = urls(flight(ttl=1.5)(sync_view(room, ANSWERS["plain"])))
         health = path("health", lambda request: HttpResponse("ok"))
         vars(module)["urlpatterns"].append(health)
         settings.ROOT_URLCONF = module
@@ -991,7 +991,7 @@ class TestDisconnects:
             settings.MIDDLEWARE = [*settings.MIDDLEWARE, f"{__name__}.Sync"]
         gate = Gate()
         options = {"max_run": 0.05} if why == "max_run" else {}
-        settings.ROOT_URLCONF = urls(flight(ttl=0.3, **options)(gate.view))
+        settings.ROOT_URLCONF = urls(flight(ttl=1.5, **options)(gate.view))
         leader = asyncio.ensure_future(acall()())
         await asyncio.wait_for(gate.entered.wait(), PATIENCE)
         follower = asyncio.ensure_future(acall()())

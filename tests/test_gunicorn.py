@@ -25,8 +25,8 @@ pytest.importorskip("gunicorn")
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 15.0
 # What "at once" is, in seconds. An idle machine needs a hundredth of it, a busy one may need more.
-SOON = float(os.environ.get("SINGLEFLIGHT_TEST_SOON", "1.0"))
-PROMPT = 3.0
+SOON = float(os.environ.get("SINGLEFLIGHT_TEST_SOON", "3.0"))
+PROMPT = 8.0
 DUPLICATES = 10
 # Half of four threads: the leader has the third, and the fourth is for other requests.
 FOLLOWERS = 2

@@ -424,7 +424,7 @@ class TestCancelledRequests:
         """A thread of it may still be writing (guarantee 4)."""
         room = Room()
 
-        @semaphore_lock(key="lesson:<pk>", ttl=0.7)
+        @semaphore_lock(key="lesson:<pk>", ttl=1.5)
         async def view(request: HttpRequest, pk: str) -> HttpResponse:
             return await room.astay()
 

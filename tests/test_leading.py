@@ -95,7 +95,7 @@ async def test_a_cancelled_leader_goes_on_for_its_followers() -> None:
 
 
 async def test_a_cancelled_leader_whom_nobody_follows_is_cancelled() -> None:
-    flights, work = SingleFlight("f", wait=PATIENCE, ttl=0.3), Work()
+    flights, work = SingleFlight("f", wait=PATIENCE, ttl=1.5), Work()
     leader = asyncio.create_task(flights.arun("k", work))
     await work.running.wait()
     await gone(leader)
@@ -105,11 +105,11 @@ async def test_a_cancelled_leader_whom_nobody_follows_is_cancelled() -> None:
     # Its thread, if it had one, may still be at work: the lease lapses by itself.
     begin = asyncio.get_running_loop().time()
     assert await flights.arun("k", work) == 2
-    assert 0.1 < asyncio.get_running_loop().time() - begin < 1
+    assert 0.1 < asyncio.get_running_loop().time() - begin < 8
 
 
 async def test_a_cancelled_leader_goes_on_for_so_long_and_no_longer() -> None:
-    flights, work = SingleFlight("f", wait=PATIENCE, ttl=0.3, max_run=0.1), Work()
+    flights, work = SingleFlight("f", wait=PATIENCE, ttl=1.5, max_run=0.1), Work()
     leader = asyncio.create_task(flights.arun("k", work))
     await work.running.wait()
     follower = asyncio.create_task(flights.arun("k", work))

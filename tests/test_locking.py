@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import signal
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,7 @@ def store() -> Store:
 @pytest.fixture
 def distant(proxy: Proxy, cache_at: CacheAt) -> Store:
     """A store behind the proxy."""
-    store = get_store(cache_at(proxy.url(), SOCKET_TIMEOUT=0.4, SOCKET_CONNECT_TIMEOUT=0.4))
+    store = get_store(cache_at(proxy.url(), SOCKET_TIMEOUT=1.5, SOCKET_CONNECT_TIMEOUT=1.5))
     # So that the server knows the scripts.
     store.acquire("warm", "a", 1.0, 1, 0.0)
     store.renew([Claim("warm", "a", 1.0)])
@@ -101,7 +102,7 @@ def test_a_nested_use_is_refused_at_once_and_leaves_the_outer_one(store: Store) 
         begin = clock()
         with pytest.raises(NestedFlightError, match="outermost") as caught:
             take(lease_on(store, *keys), wait=30)
-        assert clock() - begin < 1
+        assert clock() - begin < 5
         assert caught.value.key == "a,b"
     outer.check()
     give_back(outer)
@@ -118,7 +119,7 @@ def test_a_late_release_is_told_as_a_loss(store: Store, redis_client: redis.Redi
 
 def test_a_lease_left_to_lapse_is_neither_renewed_nor_given_back(store: Store) -> None:
     ear = Ear()
-    lease = take(lease_on(store, ttl=0.6, emit=ear))
+    lease = take(lease_on(store, ttl=1.5, emit=ear))
     lapse(lease)
     lapse(lease)
     assert lease not in keeper._watched
@@ -166,13 +167,15 @@ def test_the_wait_is_one_for_all_keys(store: Store) -> None:
     def late() -> None:
         begin = clock()
         with pytest.raises(LeaseConflictError):
-            take(lease_on(store, "a", "b"), wait=0.4)
+            take(lease_on(store, "a", "b"), wait=2)
         took.append(clock() - begin)
 
     (waiter,) = in_threads([late])
+    time.sleep(1.5)
     give_back(first)
     waiter.join(PATIENCE)
-    assert took[0] < 0.7
+    # A wait for each key would be 3.5 s in all.
+    assert took[0] < 3.4
     give_back(second)
 
 
@@ -329,10 +332,10 @@ async def test_of_sync_and_async_callers_one_gets_it(store: Store) -> None:
 
 
 def test_a_holder_that_is_dead_is_succeeded_when_its_lease_ends(store: Store) -> None:
-    store.acquire("k", "dead", 0.5, 1, 0.0)
     begin = clock()
+    store.acquire("k", "dead", 0.5, 1, 0.0)
     lease = take(lease_on(store), wait=PATIENCE)
-    assert 0.4 < clock() - begin < 0.8
+    assert 0.49 < clock() - begin < 5
     give_back(lease)
 
 

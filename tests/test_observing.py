@@ -221,7 +221,7 @@ class TestViews:
             request.lease.check()
             return HttpResponse(request.lease.key)
 
-        settings.ROOT_URLCONF = urls(flight(ttl=0.3, namespace="lessons")(view))
+        settings.ROOT_URLCONF = urls(flight(ttl=1.5, namespace="lessons")(view))
         assert call()().content.startswith(b"lessons:lesson:7")
 
     @pytest.mark.parametrize("kind", ["sync", "async"])

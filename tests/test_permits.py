@@ -230,7 +230,7 @@ def test_more_waiting_threads_than_may_block_all_hear_of_the_release(
 async def test_a_store_that_hangs_costs_one_timeout_however_many_ask(
     proxy: Proxy, cache_at: Any
 ) -> None:
-    store = get_store(cache_at(proxy.url(), SOCKET_TIMEOUT=1))
+    store = get_store(cache_at(proxy.url(), SOCKET_TIMEOUT=2))
     assert isinstance(await store.aacquire("k", "mine", 60, 1, 0), Grant)
     assert isinstance(await store.aacquire("k", "another's", 60, 1, 0), Conflict)
     proxy.hang()

@@ -311,7 +311,7 @@ def test_the_lock_works_there_with_renewal_and_with_waiting(forbidding: str) -> 
         with semaphore_lock("k", cache=forbidding, wait=PATIENCE):
             done.append(True)
 
-    with semaphore_lock("k", ttl=1, cache=forbidding) as lease:
+    with semaphore_lock("k", ttl=2, cache=forbidding) as lease:
         first = lease.expires
         (waiter,) = in_threads([wait])
         until(lambda: lease.expires > first, "a renewal")

@@ -42,13 +42,23 @@ def store() -> Store:
 @pytest.fixture
 def distant(proxy: Proxy, cache_at: CacheAt) -> Store:
     """A store behind the proxy."""
-    return get_store(cache_at(proxy.url(), SOCKET_TIMEOUT=0.3, SOCKET_CONNECT_TIMEOUT=0.3))
+    return get_store(cache_at(proxy.url()))
+
+
+@pytest.fixture
+def impatient(proxy: Proxy, cache_at: CacheAt) -> Store:
+    """A store behind the proxy that is soon given up."""
+    return get_store(cache_at(proxy.url(), SOCKET_TIMEOUT=0.5, SOCKET_CONNECT_TIMEOUT=0.5))
 
 
 @pytest.fixture
 def own() -> Keeper:
     """A keeper for this test alone."""
     return Keeper()
+
+
+# A lease lives for two thirds of its ttl without its renewal, and a machine that runs other tests
+# stands still for a second now and then: a ttl that must not end is 1.5 s and more.
 
 
 def renewals(client: redis.Redis) -> int:
@@ -62,25 +72,25 @@ def renewals(client: redis.Redis) -> int:
 
 def test_a_lease_is_renewed_for_as_long_as_it_is_held(distant: Store, proxy: Proxy) -> None:
     ear = Ear()
-    lease = take(lease_on(distant, ttl=0.3, emit=ear))
+    lease = take(lease_on(distant, ttl=1.5, emit=ear))
     begin = clock()
-    until(lambda: proxy.count(RENEW.sha) >= 6, "six renewals")
-    # Six thirds of its ttl: it is renewed no more often than it needs to be.
-    assert clock() - begin > 0.5
+    until(lambda: proxy.count(RENEW.sha) >= 4, "four renewals")
+    # Four thirds of its ttl: it is renewed no more often than it needs to be.
+    assert clock() - begin > 1.7
     lease.check()
-    assert isinstance(distant.acquire("k", lease.token, 0.3, 1, 0.0), Grant)
+    assert isinstance(distant.acquire("k", lease.token, 1.5, 1, 0.0), Grant)
     give_back(lease)
     assert ear.names == ["lease_acquired", "lease_released"]
 
 
 def test_after_its_release_it_is_not_renewed_any_more(distant: Store, proxy: Proxy) -> None:
-    lease = take(lease_on(distant, ttl=0.15))
+    lease = take(lease_on(distant, ttl=0.6))
     until(lambda: proxy.count(RENEW.sha) >= 1, "a renewal")
     give_back(lease)
-    other = take(lease_on(distant, "other", ttl=0.15))
+    other = take(lease_on(distant, "other", ttl=1.5))
     before = proxy.count(lease.token.encode())
     seen = proxy.count(other.token.encode())
-    until(lambda: proxy.count(other.token.encode()) >= seen + 4, "renewals of another lease")
+    until(lambda: proxy.count(other.token.encode()) >= seen + 2, "renewals of another lease")
     assert proxy.count(lease.token.encode()) == before
     give_back(other)
 
@@ -109,7 +119,7 @@ def test_many_leases_are_renewed_in_one_round_trip_by_one_thread(
             return super().renew(claims)
 
     store = Counting(Link("default"), "counting")
-    leases = [lease_on(store, f"k{number}", ttl=0.6, max_hold=60) for number in range(50)]
+    leases = [lease_on(store, f"k{number}", ttl=2.4, max_hold=60) for number in range(50)]
     for lease in leases:
         asked_at = clock()
         answer = store.acquire(lease.key, lease.token, lease.ttl, 1, 0.0)
@@ -127,10 +137,11 @@ def test_many_leases_are_renewed_in_one_round_trip_by_one_thread(
 
 def test_renewal_stops_at_max_hold_and_the_loss_is_told_then(store: Store) -> None:
     ear = Ear()
-    lease = take(lease_on(store, ttl=0.2, max_hold=0.5, emit=ear))
+    lease = take(lease_on(store, ttl=1.8, max_hold=1.3, emit=ear))
     begin = lease.since
     until(lambda: ear.names.count("lease_lost") == 1, "the end of max_hold")
-    assert 0.5 < clock() - begin < 1.5
+    # The renewal at two thirds of its ttl was the last one.
+    assert 1.2 + 1.8 - 0.1 < clock() - begin < 10
     assert ear.reasons("lease_lost") == ["it was held for longer than max_hold"]
     with pytest.raises(LeaseLostError):
         lease.check()
@@ -143,8 +154,8 @@ def test_renewal_stops_at_max_hold_and_the_loss_is_told_then(store: Store) -> No
 def test_an_extension_is_renewed_at_its_own_pace(distant: Store, proxy: Proxy) -> None:
     """Shortened, it would end before the renewal that was planned for the longer ttl."""
     lease = take(lease_on(distant, ttl=60.0))
-    lease.extend(0.3)
-    until(lambda: proxy.count(RENEW.sha) >= 4, "renewals of the shorter ttl")
+    lease.extend(1.5)
+    until(lambda: proxy.count(RENEW.sha) >= 3, "renewals of the shorter ttl")
     lease.check()
     lease.extend(30.0)
     assert lease.expires > clock() + 25
@@ -155,7 +166,7 @@ def test_an_extension_that_crosses_a_renewal_is_not_undone_by_it(
     distant: Store, proxy: Proxy, redis_server: Any
 ) -> None:
     """The server may hear the two in either order, and the shorter ttl last."""
-    lease = take(lease_on(distant, ttl=0.6))
+    lease = take(lease_on(distant, ttl=2.4))
     crossing = proxy.trap(RENEW.sha, at="request", then="hold")
     crossing.wait()
     lease.extend(30.0)
@@ -212,13 +223,13 @@ def test_on_a_cache_a_lost_lease_is_told_once_too(alias: str) -> None:
 
 def test_a_renewal_that_crosses_the_release_tells_nothing(distant: Store, proxy: Proxy) -> None:
     ear = Ear()
-    lease = take(lease_on(distant, ttl=0.3, emit=ear))
+    lease = take(lease_on(distant, ttl=2.4, emit=ear))
     crossing = proxy.trap(RENEW.sha, at="request", then="hold")
     crossing.wait()
     give_back(lease)
     crossing.release()
-    other = take(lease_on(distant, "other", ttl=0.15))
-    until(lambda: proxy.count(other.token.encode()) >= 3, "a later renewal")
+    other = take(lease_on(distant, "other", ttl=1.5))
+    until(lambda: proxy.count(other.token.encode()) >= 2, "a later renewal")
     give_back(other)
     assert ear.names == ["lease_acquired", "lease_released"]
     assert not lease.lost
@@ -246,7 +257,7 @@ def test_an_entry_of_somebody_elses_does_not_end_the_other_leases(
     store: Store, redis_client: redis.Redis
 ) -> None:
     """One error in the batch says nothing about the rest of it."""
-    spoilt, sound = lease_on(store, "spoilt", ttl=0.6), lease_on(store, "sound", ttl=0.6)
+    spoilt, sound = lease_on(store, "spoilt", ttl=1.8), lease_on(store, "sound", ttl=1.8)
     take(spoilt)
     take(sound)
     entry = next(key for key in entries(redis_client, "lease") if b"{spoilt}" in key)
@@ -294,7 +305,7 @@ def test_connections_that_the_server_closed_meanwhile_cost_no_lease(
     distant: Store, proxy: Proxy
 ) -> None:
     """A restart, or `timeout` in the server's configuration: all idle connections are stale."""
-    leases = [lease_on(distant, f"k{number}", ttl=0.9) for number in range(8)]
+    leases = [lease_on(distant, f"k{number}", ttl=2.4) for number in range(8)]
     for thread in in_threads([lambda lease=lease: take(lease) for lease in leases]):
         thread.join(PATIENCE)
     proxy.cut()
@@ -306,10 +317,10 @@ def test_connections_that_the_server_closed_meanwhile_cost_no_lease(
 
 
 def test_a_store_that_hangs_does_not_take_the_leases_of_another_with_it(
-    distant: Store, store: Store, proxy: Proxy
+    impatient: Store, store: Store, proxy: Proxy
 ) -> None:
-    far = take(lease_on(distant, "far", ttl=1.2))
-    near = take(lease_on(store, "near", ttl=1.5))
+    far = take(lease_on(impatient, "far", ttl=3.0))
+    near = take(lease_on(store, "near", ttl=4.5))
     proxy.hang()
     until(lambda: far.lost, "the loss of the far one")
     before = near.expires
@@ -343,7 +354,7 @@ def test_what_could_not_be_given_back_is_given_back_once_the_store_is_there(
 
 
 def test_what_was_owed_is_forgotten_once_it_has_lapsed_anyway(distant: Store, proxy: Proxy) -> None:
-    lease = take(lease_on(distant, ttl=0.1))
+    lease = take(lease_on(distant, ttl=0.6))
     proxy.refuse()
     give_back(lease)
     assert lease in keeper._owed
@@ -439,13 +450,13 @@ def test_a_forked_child_has_no_leases_and_a_keeper_of_its_own() -> None:
         from singleflight_django import semaphore_lock
         from singleflight_django.renewal import keeper
         from singleflight_django.stores.registry import get_store
-        with semaphore_lock("parents", ttl=0.6) as lease:
+        with semaphore_lock("parents", ttl=4.5) as lease:
             child = os.fork()
             if child == 0:
                 assert not keeper._watched and keeper._thread is None
-                with semaphore_lock("childs", ttl=0.3) as own:
+                with semaphore_lock("childs", ttl=1.5) as own:
                     first = own.expires
-                    while own.expires < first + 0.5: time.sleep(0.01)
+                    while own.expires < first + 0.8: time.sleep(0.01)
                     own.check()
                     assert keeper._thread.is_alive() and list(keeper._watched) == [own]
             else:

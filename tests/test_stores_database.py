@@ -153,13 +153,13 @@ class TestLeases(OnATable, StoreContract):
 
 
 class TestFlights(OnATable, FlightContract):
-    @pytest.mark.parametrize("rounds", [5, pytest.param(25, marks=pytest.mark.soak)])
+    @pytest.mark.parametrize("rounds", [3, pytest.param(15, marks=pytest.mark.soak)])
     def test_of_the_followers_of_a_dead_leader_one_takes_over(
         self, store: Store, rounds: int
     ) -> None:
         for number in range(rounds):
             key = f"k{number}"
-            led = store.join(key, JOINING._replace(token="dead", ttl=0.2))
+            led = store.join(key, JOINING._replace(token="dead", ttl=0.6))
             busy = store.join(key, JOINING._replace(token="t0"))
             assert isinstance(led, Led)
             assert isinstance(busy, Busy)
@@ -182,7 +182,7 @@ class TestFlights(OnATable, FlightContract):
 
     def test_too_many_dead_leaders_are_nothing_to_a_newcomer(self, store: Store) -> None:
         """The flight's follower learns that it has failed; who comes by leads another one."""
-        led = store.join("k", JOINING._replace(token="a", ttl=0.2))
+        led = store.join("k", JOINING._replace(token="a", ttl=1.0))
         busy = store.join("k", JOINING._replace(token="b"))
         assert isinstance(led, Led)
         assert isinstance(busy, Busy)

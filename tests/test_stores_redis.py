@@ -13,7 +13,7 @@ from django.core.cache import caches
 from singleflight_django.stores.base import Claim, Conflict, Grant, Store
 from singleflight_django.stores.redis.store import store_on
 from tests.servers import Cluster, Sentinel, Valkey
-from tests.settings import REDIS_URL
+from tests.settings import REDIS_URL, SOCKET_TIMEOUT
 from tests.store_contract import LONG, StoreContract
 
 CacheAt = Callable[..., str]
@@ -113,8 +113,8 @@ def sentinel_alias(sentinel: Sentinel) -> dict[str, Any]:
             "CLIENT_CLASS": "django_redis.client.SentinelClient",
             "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
             "SENTINELS": [("127.0.0.1", sentinel.watcher.port)],
-            "SENTINEL_KWARGS": {"socket_timeout": 2},
-            "SOCKET_TIMEOUT": 2,
+            "SENTINEL_KWARGS": {"socket_timeout": SOCKET_TIMEOUT},
+            "SOCKET_TIMEOUT": SOCKET_TIMEOUT,
         },
     }
 
@@ -123,7 +123,10 @@ def cluster_alias(cluster: Cluster) -> dict[str, Any]:
     return {
         "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": cluster.url(),
-        "OPTIONS": {"CONNECTION_FACTORY": "tests.clusters.ClusterFactory", "SOCKET_TIMEOUT": 2},
+        "OPTIONS": {
+            "CONNECTION_FACTORY": "tests.clusters.ClusterFactory",
+            "SOCKET_TIMEOUT": SOCKET_TIMEOUT,
+        },
     }
 
 

@@ -22,8 +22,11 @@ from tests.proxy import Proxy
 from tests.servers import Sentinel, Valkey, until
 from tests.store_contract import LONG, PATIENCE, AsyncCalls, Calls
 
-SOCKET_TIMEOUT = 0.5
+# Of a connection that a test lets run into it. All others wait for as long as a busy machine needs.
+SOCKET_TIMEOUT = 1.5
 CacheAt = Callable[..., str]
+
+runs_into_the_timeout = pytest.mark.parametrize("socket_timeout", [SOCKET_TIMEOUT], ids=[""])
 
 
 @pytest.fixture(params=["django_redis", "core"])
@@ -33,10 +36,17 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(proxy: Proxy, cache_at: CacheAt, backend: str) -> Store:
+def socket_timeout() -> float:
+    return PATIENCE
+
+
+@pytest.fixture
+def store(proxy: Proxy, cache_at: CacheAt, backend: str, socket_timeout: float) -> Store:
     """A store whose road to its server can be cut."""
     name = {"django_redis": str.upper, "core": str.lower}[backend]
-    options = {name("socket_timeout"): SOCKET_TIMEOUT, name("socket_connect_timeout"): 0.5}
+    options = dict.fromkeys(
+        (name("socket_timeout"), name("socket_connect_timeout")), socket_timeout
+    )
     return store_on(cache_at(proxy.url(), backend=backend, **options), "faults")
 
 
@@ -89,7 +99,7 @@ def test_renewals_of_many_leases_cost_one_round_trip(store: Store, proxy: Proxy)
         renewed = pool.submit(store.renew, claims)
         trap.wait()
         # All are sent although no reply comes.
-        until(lambda: proxy.count(b"EVALSHA") == 20, "the other commands", within=SOCKET_TIMEOUT)
+        until(lambda: proxy.count(b"EVALSHA") == 20, "the other commands", within=PATIENCE / 2)
         trap.release()
         assert renewed.result(PATIENCE) == [True] * 20
 
@@ -124,6 +134,7 @@ def test_a_release_whose_reply_is_lost_has_released(calls: Calls, proxy: Proxy) 
     assert isinstance(calls.acquire("k", "b"), Grant)
 
 
+@runs_into_the_timeout
 def test_a_late_reply_is_never_taken_for_another_callers(calls: Calls, proxy: Proxy) -> None:
     """The reply to a timed-out acquire arrives when the connection could be in use again."""
     calls.acquire("held", "x")
@@ -149,6 +160,7 @@ def test_a_server_that_refuses_is_away_and_comes_back(
     verb(calls)
 
 
+@runs_into_the_timeout
 def test_a_server_that_hangs_costs_its_socket_timeout_and_no_more(
     calls: Calls, proxy: Proxy, verb: Callable[[Calls], object]
 ) -> None:
@@ -161,11 +173,12 @@ def test_a_server_that_hangs_costs_its_socket_timeout_and_no_more(
     else:
         with pytest.raises(StoreUnavailableError):
             verb(calls)
-    assert time.monotonic() - begin < 2 * SOCKET_TIMEOUT + 0.5
+    assert time.monotonic() - begin < 2 * SOCKET_TIMEOUT + 2
     proxy.heal()
     verb(calls)
 
 
+@runs_into_the_timeout
 def test_a_stopped_server_hangs_and_goes_on(calls: Calls, redis_server: Valkey) -> None:
     calls.acquire("k", "a")
     redis_server.signal(signal.SIGSTOP)
@@ -269,7 +282,7 @@ def test_where_blocking_commands_are_forbidden_waiters_look_again(
     calls.acquire("k", "b", wait=5.0)
     begin = time.monotonic()
     calls.wait_free("k", 0.3)
-    assert 0.01 < time.monotonic() - begin < 1.5
+    assert 0.01 < time.monotonic() - begin < 3
 
 
 def test_an_alias_that_ignores_errors_hides_no_outage(cache_at: CacheAt) -> None:

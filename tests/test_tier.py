@@ -94,7 +94,7 @@ def test_a_thread_waits_no_longer_than_it_said() -> None:
     local, (passenger,) = aboard()
     begin = clock()
     assert not passenger.wait_news(0.05)
-    assert 0.04 < clock() - begin < 1
+    assert 0.04 < clock() - begin < 5
     assert local.leave(passenger)
     local.land(LANDED)
 
@@ -103,7 +103,7 @@ async def test_a_task_waits_no_longer_than_it_said() -> None:
     local, (passenger,) = aboard()
     begin = clock()
     assert not await passenger.await_news(0.05)
-    assert 0.04 < clock() - begin < 1
+    assert 0.04 < clock() - begin < 5
     assert local.leave(passenger)
     local.land(LANDED)
 

