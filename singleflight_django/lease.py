@@ -116,7 +116,12 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether the lease was got and not yet given back, lost or not."""
-        return bool(self.fences) and not self._done and self._process is _process
+        return bool(self.fences) and not self._done and self.is_ours
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process took it: a forked child leaves it to its parent."""
+        return self._process is _process
 
     @property
     def status(self) -> Literal["locked", "skipped"]:
@@ -195,7 +200,7 @@ class Lease:
         Never true in a forked child: the lease is its parent's.
         """
         first, self._done = not self._done, True
-        return first and self._process is _process
+        return first and self.is_ours
 
     def _require(self) -> None:
         if not self.acquired:

@@ -116,6 +116,11 @@ def _give_back(lease: Lease) -> Generator[Ask, Any, bool]:
     return ours
 
 
+def release_again(lease: Lease) -> Steps:
+    """Give back at once what the keeper has been given to give back: it may not have come to it."""
+    yield from _give_back(lease)
+
+
 def hand_over(lease: Lease) -> None:
     """Let the keeper release ``lease``, at once but not here, where it could not be waited for."""
     if lease.end():

@@ -25,7 +25,7 @@ from singleflight_django.bodies import unwrap
 from singleflight_django.drivers import run
 from singleflight_django.exceptions import WaitInTransactionError
 from singleflight_django.lease import Lease
-from singleflight_django.locking import release
+from singleflight_django.locking import release, release_again
 from singleflight_django.renewal import keeper
 
 _MARKER = "_non_atomic_requests"
@@ -198,8 +198,8 @@ class _Committed:
 
 
 def _rolled_back(lease: Lease) -> None:
-    # Called by the garbage collector, at any point of any code: no I/O here.
-    _forget(lease)
+    # Called by the garbage collector, at any point of any code, of any thread: no I/O here. What the
+    # keeper has not done by then the end of the request does.
     if lease.end():
         keeper.forget(lease)
         keeper.give_back_later(lease)
@@ -227,8 +227,10 @@ def give_back_ended(**kwargs: Any) -> None:
     """
     for ending in list(_ending.leases):
         if ending.block not in ending.connection.atomic_blocks:
-            _forget(ending.lease)
-            run(release(ending.lease))
+            lease = ending.lease
+            _forget(lease)
+            if lease.is_ours:
+                run(release(lease) if lease.held else release_again(lease))
 
 
 def _forget(lease: Lease) -> None:
