@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from singleflight_django import tier
 from singleflight_django.callers import OPEN, Alone, Flight, Leading, Outcome, Shared
+from singleflight_django.context import enter, refuse_nested
 from singleflight_django.exceptions import (
     FingerprintMismatchError,
     FlightTimeoutError,
     LeaderFailedError,
     StoreUnavailableError,
 )
-from singleflight_django.held import enter, refuse_nested
 from singleflight_django.lease import Lease
 from singleflight_django.renewal import keeper
 from singleflight_django.steps import Steps

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from singleflight_django.callers import Flight
+from singleflight_django.context import leave
 from singleflight_django.drivers import arun, in_background
 from singleflight_django.exceptions import StoreUnavailableError
-from singleflight_django.held import leave
 from singleflight_django.landing import land, lapse
 from singleflight_django.stores.base import Status
 

@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+from singleflight_django.context import enter, refuse_nested
 from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
-from singleflight_django.held import enter, refuse_nested
 from singleflight_django.lease import Lease
 from singleflight_django.renewal import keeper
 from singleflight_django.steps import Ask, Steps

@@ -8,9 +8,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from singleflight_django.conf import conf
+from singleflight_django.context import held_here
 from singleflight_django.entering import atake, take
 from singleflight_django.exceptions import LeaseConflictError
-from singleflight_django.held import held_here
 from singleflight_django.holding import leave
 from singleflight_django.lease import Lease
 from singleflight_django.locks import Lock

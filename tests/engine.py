@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from singleflight_django import held
+from singleflight_django import context
 from singleflight_django.drivers import arun, run
 from singleflight_django.lease import Lease
 from singleflight_django.locking import Terms, acquire, release
@@ -22,7 +22,7 @@ PATIENCE = 20.0
 def fresh_context() -> Iterator[None]:
     """No test holds what another one failed to give back. To be imported by the test module."""
     yield
-    held._held.set(())
+    context._held.set(())
 
 
 class Ear:

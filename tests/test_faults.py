@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from freezegun import freeze_time
 
-from singleflight_django import LeaseConflictError, held, semaphore_lock, signals
+from singleflight_django import LeaseConflictError, context, semaphore_lock, signals
 from singleflight_django.exceptions import LeaseLostError, StoreUnavailableError
 from singleflight_django.renewal import keeper
 from singleflight_django.stores.redis.scripts import ACQUIRE, RELEASE
@@ -369,7 +369,7 @@ def test_a_full_store_still_keeps_leases_and_renews_them(
         with semaphore_lock("k", cache=alias, ttl=1.5) as lease:
             before = lease.expires
             until(lambda: lease.expires > before, "a renewal")
-            held._held.set(())
+            context._held.set(())
             assert view(alias)(request()).status_code == 429
         assert view(alias)(request()).status_code == 201
     assert "lease_lost" not in [name for name, _ in told]
@@ -467,7 +467,7 @@ def view(alias: str) -> Callable[[HttpRequest], HttpResponse]:
 def test_a_wait_under_frozen_time_is_bounded(alias: str) -> None:
     """D31: freezegun also freezes time.monotonic."""
     with semaphore_lock("k", cache=alias):
-        held._held.set(())
+        context._held.set(())
         begin = clock()
         with (
             freeze_time("2031-01-01"),
@@ -494,7 +494,7 @@ def test_where_blocking_commands_are_forbidden_waiters_look_again(
             done.append(clock())
 
     with semaphore_lock("k", cache=alias):
-        held._held.set(())
+        context._held.set(())
         with (
             pytest.raises(LeaseConflictError),
             semaphore_lock("k", cache=alias, wait=0.25),
@@ -513,7 +513,7 @@ async def test_where_blocking_commands_are_forbidden_waiting_tasks_look_again(
         client.execute_command("ACL", "SETUSER", "default", "-blpop")
 
     async def wait() -> None:
-        held._held.set(())
+        context._held.set(())
         async with semaphore_lock("k", cache=alias, wait=PATIENCE):
             pass
 

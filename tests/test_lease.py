@@ -6,13 +6,13 @@ import os
 
 import pytest
 
+from singleflight_django.context import held_here
 from singleflight_django.exceptions import (
     LeaseConflictError,
     LeaseLostError,
     NestedFlightError,
     StoreUnavailableError,
 )
-from singleflight_django.held import held_here
 from singleflight_django.lease import Lease
 from singleflight_django.stores.base import Store
 from singleflight_django.stores.registry import get_store

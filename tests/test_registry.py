@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from singleflight_django import held, semaphore_lock
+from singleflight_django import context, semaphore_lock
 from singleflight_django.exceptions import LeaseConflictError, StoreUnavailableError
 from singleflight_django.functions import SingleFlight
 from singleflight_django.stores import outages
@@ -329,6 +329,6 @@ async def test_the_lock_works_there_in_async_code_too(forbidding: str) -> None:
 
 async def enter(alias: str) -> None:
     # As another request, which doesn't hold it.
-    held._held.set(())
+    context._held.set(())
     async with semaphore_lock("k", cache=alias):
         raise AssertionError("two holders at once")
