@@ -171,6 +171,7 @@ def test_the_wait_is_one_for_all_keys(store: Store) -> None:
         took.append(clock() - begin)
 
     (waiter,) = in_threads([late])
+    # What is measured is time: most of the wait is used up for the first key.
     time.sleep(1.5)
     give_back(first)
     waiter.join(PATIENCE)

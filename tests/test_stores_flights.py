@@ -129,6 +129,16 @@ class OfRedis(FlightContract):
         assert isinstance(told, Landing)
         assert told.status == FAILED
 
+    def test_a_flight_has_nothing_of_the_one_before(self, flights: Flights) -> None:
+        led = flights.lead("a", fingerprint="p")
+        flights.follow("b", fingerprint="p")
+        assert flights.publish("a", led.flight, FAILED, retry=1) == AGAIN
+        fresh = flights.lead("c", fingerprint="q")
+        assert (fresh.flight > led.flight, fresh.takeovers) == (True, 0)
+        flights.follow("d", fingerprint="q")
+        # Its own first failure, with a try left.
+        assert flights.publish("c", fresh.flight, FAILED, retry=1) == AGAIN
+
     @pytest.mark.parametrize("entry", [":lease", ":flight", ":fence"])
     def test_what_the_server_evicts_costs_a_run_and_no_more(
         self, flights: Flights, server: redis.Redis, entry: str

@@ -100,19 +100,6 @@ def test_an_interrupted_connection_is_never_used_again(
     until(lambda: connections_of(redis_server) <= 1, "the interrupted connection to be closed")
 
 
-async def test_a_cancelled_connection_is_never_used_again(store: RedisStore, proxy: Proxy) -> None:
-    await store.aacquire("held", "x", LONG, 1, 0.0)
-    trap = proxy.trap(b"mine", then="hold")
-    task = asyncio.create_task(store.aacquire("mine", "a", LONG, 1, 0.0))
-    await asyncio.to_thread(trap.wait)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    trap.release()
-    for _ in range(5):
-        assert isinstance(await store.aacquire("held", "b", LONG, 1, 0.0), Conflict)
-
-
 def test_a_wait_that_ended_before_its_reply_leaves_no_late_reply_behind(
     store: RedisStore, proxy: Proxy
 ) -> None:
